@@ -1,0 +1,1 @@
+"""The commands of `python -m stackax`, one file each, and what they have in common."""

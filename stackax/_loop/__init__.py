@@ -1,0 +1,1 @@
+"""How a block is run once per layer."""

@@ -1,0 +1,290 @@
+"""fold, scan and map over a named axis: the front door of the loops."""
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from haliax import Axis
+
+from .. import _jax
+from .._policy.names import check_names, find_names
+from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
+from .plain import run_plain
+from .rolled import slices_of
+from .schedule import schedule_for
+from .scheduled import run_scheduled
+from .slicing import Arguments, Slicer, argument_names, infer_axis
+from .step import Step
+
+
+def scan(
+    f: Callable,
+    axis: Axis | str,
+    *,
+    remat: RematSpec = False,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    is_scanned: bool | Callable[[Any], bool] = True,
+) -> Callable:
+    """Runs `f` once per entry of a named axis, carrying a value and stacking the outputs.
+
+    `scan(f, axis)(init, xs)` is `jax.lax.scan(f, init, xs)` over the axis of that name, wherever it
+    stands in a NamedArray. An argument is sliced if it is a NamedArray with the axis, a plain array
+    (along its first axis) or marked `per_layer`; it is passed whole if it is a NamedArray without
+    the axis, a scalar, not an array, or marked `shared`. A typed PRNG key is split.
+
+    Args:
+        f: `f(carry, *args, **kwargs) -> (carry, output)`. The carry is any pytree, and keeps its
+            structure, axes, shapes and dtypes. The output is any pytree of arrays.
+        axis: The axis, or its name if an argument has it.
+        remat: What the backward pass keeps; a policy or an alias of one.
+        reverse: Whether to run from the last entry to the first. Outputs keep the axis's order.
+        unroll: How many steps one trip of the loop runs; `True` for all.
+        is_scanned: Which unmarked arrays may be sliced, as a function of the array.
+
+    Returns:
+        A function of `(init, *args, **kwargs)` that returns the last carry and the outputs, each
+        with the axis first.
+
+    Raises:
+        ValueError: An argument to be sliced has another size; the policy is unknown or names
+            nothing; `f` returns no pair.
+        TypeError: The carry changes its type.
+
+    Example:
+        >>> import haliax as hax
+        >>> from stackax import scan
+        >>> Time = hax.Axis("time", 3)
+        >>> last, sums = scan(lambda carry, x: (carry + x, carry + x), Time)(0, hax.arange(Time))
+        >>> int(last), sums.axes, [int(s) for s in sums.array]
+        (3, (Axis('time', 3),), [0, 1, 3])
+
+    References:
+        Mirrors `haliax.scan`.
+    """
+    policy = as_policy(remat)
+    may_slice = is_scanned if callable(is_scanned) else lambda _: is_scanned
+
+    def scanned(init: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        layers = axis if isinstance(axis, Axis) else infer_axis(axis, args, kwargs)
+        slicer = Slicer(layers, argument_names(f, skip=1), "quiet", may_slice)
+        arguments = slicer.take_apart(args, kwargs)
+        return run(f, init, arguments, layers, policy=policy, reverse=reverse, unroll=unroll)
+
+    return scanned
+
+
+def fold(
+    f: Callable,
+    axis: Axis | str,
+    *,
+    remat: RematSpec = False,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    is_scanned: bool | Callable[[Any], bool] = True,
+) -> Callable:
+    """Runs `f` once per entry of a named axis, carrying a value; `scan` without outputs.
+
+    Args:
+        f: `f(carry, *args, **kwargs) -> carry`.
+        axis: The axis, or its name if an argument has it.
+        remat: What the backward pass keeps; a policy or an alias of one.
+        reverse: Whether to run from the last entry to the first.
+        unroll: How many steps one trip of the loop runs; `True` for all.
+        is_scanned: Which unmarked arrays may be sliced, as a function of the array.
+
+    Returns:
+        A function of `(init, *args, **kwargs)` that returns the last carry.
+
+    Raises:
+        ValueError: As `scan`.
+        TypeError: As `scan`.
+
+    Example:
+        >>> import haliax as hax
+        >>> from stackax import fold
+        >>> Time = hax.Axis("time", 3)
+        >>> int(fold(lambda carry, x: carry + x, "time")(0, hax.arange(Time)))
+        3
+
+    References:
+        Mirrors `haliax.fold`.
+    """
+
+    def with_no_output(carry: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
+        return f(carry, *args, **kwargs), None
+
+    with_no_output.__wrapped__ = f  # for the names of the arguments
+    scanned = scan(
+        with_no_output, axis, remat=remat, reverse=reverse, unroll=unroll, is_scanned=is_scanned
+    )
+
+    def folded(init: Any, *args: Any, **kwargs: Any) -> Any:
+        return scanned(init, *args, **kwargs)[0]
+
+    return folded
+
+
+def map(
+    f: Callable,
+    axis: Axis | str,
+    *,
+    remat: RematSpec = False,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    is_mapped: bool | Callable[[Any], bool] = True,
+) -> Callable:
+    """Runs `f` once per entry of a named axis, one after the other; `scan` without a carry.
+
+    Args:
+        f: `f(*args, **kwargs) -> output`.
+        axis: The axis, or its name if an argument has it.
+        remat: What the backward pass keeps; a policy or an alias of one.
+        reverse: Whether to run from the last entry to the first. Outputs keep the axis's order.
+        unroll: How many steps one trip of the loop runs; `True` for all.
+        is_mapped: Which unmarked arrays may be sliced, as a function of the array.
+
+    Returns:
+        A function of `(*args, **kwargs)` that returns the outputs, each with the axis first.
+
+    Raises:
+        ValueError: As `scan`.
+
+    Example:
+        >>> import haliax as hax
+        >>> from stackax import map
+        >>> Time = hax.Axis("time", 3)
+        >>> map(lambda x: 2 * x, Time)(hax.arange(Time)).array.tolist()
+        [0, 2, 4]
+
+    References:
+        Mirrors `haliax.map`.
+    """
+
+    def with_no_carry(_: None, *args: Any, **kwargs: Any) -> tuple[None, Any]:
+        return None, f(*args, **kwargs)
+
+    scanned = scan(
+        with_no_carry, axis, remat=remat, reverse=reverse, unroll=unroll, is_scanned=is_mapped
+    )
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        return scanned(None, *args, **kwargs)[1]
+
+    return mapped
+
+
+@dataclasses.dataclass(frozen=True)
+class PerBlock:
+    """`call(block, carry, ...)` as a loop's step, of which the first argument is the block.
+
+    Attributes:
+        call: What is run for each block.
+        has_outputs: Whether `call` returns a pair of carry and output, or the carry alone.
+    """
+
+    call: Callable
+    has_outputs: bool
+
+    def __call__(self, carry: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
+        """The pair of carry and output."""
+        result = self.call(block, carry, *args, **kwargs)
+        return result if self.has_outputs else (result, None)
+
+
+def run(
+    f: Callable,
+    init: Any,
+    arguments: Arguments,
+    layers: Axis,
+    *,
+    policy: ScanCheckpointPolicy,
+    reverse: bool,
+    unroll: int | bool | None,
+) -> tuple[Any, Any]:
+    """Loops over arguments that are taken apart already; compiled once where called eagerly."""
+    options = (layers, policy, bool(reverse), trip_length(unroll, layers.size))
+    if _can_be_compiled(f, init, arguments):
+        return _run_compiled(f, init, arguments, options)
+    return _run(f, init, arguments, options)
+
+
+def trip_length(unroll: int | bool | None, length: int) -> int:
+    """How many layers one trip of the loop runs, from what the caller says."""
+    if unroll is None or unroll is False:
+        return 1
+    if unroll is True:
+        return max(1, length)
+    if not isinstance(unroll, int):
+        raise TypeError(f"unroll must be a whole number, True or False, not {unroll!r}.")
+    if unroll < 1:
+        raise ValueError(f"unroll={unroll} is too few: at least 1 layer a trip is needed.")
+    return min(unroll, max(1, length))
+
+
+def carry_name(layers: Axis) -> str:
+    """What a policy calls the carry of a loop; nested loops have different axes."""
+    return f"scan({layers.name})__carry"
+
+
+def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[Any, Any]:
+    layers, policy, reverse, unroll = options
+    step = Step(f, init, arguments, layers)
+    _check_names(step, arguments, layers, policy)
+    tree = schedule_for(layers.size, nested=policy.nested, slots=policy.slots)
+    with jax.named_scope(f"scan({layers.name})"):
+        if tree is None:
+            carry, outputs = run_plain(
+                step,
+                arguments.per_layer,
+                arguments.shared,
+                length=layers.size,
+                policy=policy,
+                reverse=reverse,
+                unroll=unroll,
+                carry_name=carry_name(layers),
+            )
+        else:
+            carry, outputs = run_scheduled(
+                step,
+                arguments.per_layer,
+                arguments.shared,
+                tree=tree,
+                reverse=reverse,
+                unroll=unroll,
+                offload=policy.save_carries == "offload",
+            )
+    return step.carry(carry), step.outputs(outputs)
+
+
+@eqx.filter_jit
+def _run_compiled(f: Callable, init: Any, arguments: Arguments, options: tuple) -> Any:
+    return _run(f, init, arguments, options)
+
+
+def _can_be_compiled(f: Callable, init: Any, arguments: Arguments) -> bool:
+    """Whether a call is eager, and the same call again can be recognised.
+
+    A function with a closure may mean something else the next time.
+    """
+    if not _jax.nothing_is_being_traced() or not isinstance(f, PerBlock):
+        return False
+    if not isinstance(f.call, types.FunctionType) or f.call.__closure__:
+        return False
+    static = eqx.filter((init, arguments), eqx.is_array, inverse=True)
+    try:
+        hash((tuple(jax.tree.leaves(static)), jax.tree.structure(static)))
+    except TypeError:
+        return False
+    return True
+
+
+def _check_names(
+    step: Step, arguments: Arguments, layers: Axis, policy: ScanCheckpointPolicy
+) -> None:
+    if policy.has_names and layers.size > 0:
+        args = (step.init, slices_of(arguments.per_layer), arguments.shared)
+        check_names(policy, [find_names(step, args, policy)], layers.name)

@@ -1,0 +1,284 @@
+"""The tangents of a scheduled loop as one primitive, linear in the tangents that it is given.
+
+Evaluated it is forward mode; transposed it is the backward pass that follows the schedule.
+"""
+
+import functools as ft
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .. import _jax
+from .rolled import Active, Loop, fill, pick, slices_of
+from .step import Arrays
+
+
+class Operands(NamedTuple):
+    """The primitive's operands: what the loop ran on, what it kept, and the tangents."""
+
+    per_layer: list
+    shared: list
+    kept: list
+    t_carry: list
+    t_per_layer: list
+    t_shared: list
+
+    @staticmethod
+    def of(loop: Loop, active: Active, flat: Sequence) -> "Operands":
+        """Sorts operands, or anything that there is one of for each."""
+        sizes = (loop.sizes.per_layer, loop.sizes.shared, loop.sizes.carry, *map(len, active))
+        ends = np.cumsum(sizes).tolist()
+        assert ends[-1] == len(flat)
+        return Operands(*(list(flat[end - n : end]) for n, end in zip(sizes, ends, strict=True)))
+
+    def flat(self) -> list:
+        """The operands in a row."""
+        return [x for part in self for x in part]
+
+    @property
+    def given(self) -> list:
+        """The tangents."""
+        return self.t_carry + self.t_per_layer + self.t_shared
+
+
+def pushforward(values: Operands, loop: Loop, active: Active) -> Arrays:
+    """Tangents of the last carry's, the outputs' and the kept carries' inexact arrays."""
+    return pushforward_p.bind(*values.flat(), loop=loop, active=active)
+
+
+def _pushforward(*operands: Any, loop: Loop, active: Active) -> Arrays:
+    """Tangents of the last carry, the outputs and the kept carries, by a scan of the step's jvp.
+
+    Slots that the forward pass does not fill are given zeros: they are never read.
+    """
+    x = Operands.of(loop, active, operands)
+    carry = loop.restore(x.kept, 0)
+    inside = active._replace(carry=loop.inexact_carry)
+    t_carry = fill([jnp.zeros_like(c) for c in carry], active.carry, x.t_carry)
+    t_kept = [jnp.zeros_like(k) for k in loop.on_device(pick(x.kept, loop.inexact_carry))]
+
+    @jax.checkpoint
+    def jvp(carry, t_carry, slices, t_slices):
+        f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
+        return jax.jvp(f, primals, (t_carry, t_slices, x.t_shared), has_aux=True)
+
+    def body(state, xs):
+        carry, t_carry, t_kept = state
+        slot, slices, t_slices = xs
+        t_kept = [k.at[slot].set(t, mode="drop") for k, t in zip(t_kept, t_carry, strict=True)]
+        _, (t_carry, t_outputs), carry = jvp(carry, t_carry, slices, t_slices)
+        return (carry, t_carry, t_kept), t_outputs
+
+    state = (carry, pick(t_carry, loop.inexact_carry), t_kept)
+    xs = (loop.by_layer(loop.program.slot_of_step), x.per_layer, x.t_per_layer)
+    (_, t_carry, t_kept), t_outputs = jax.lax.scan(
+        body, state, xs, length=loop.length, reverse=loop.reverse
+    )
+    return [*t_carry, *t_outputs, *loop.put_away(t_kept)]
+
+
+def _backward(
+    loop: Loop,
+    active: Active,
+    x: Operands,
+    ct_carry: Arrays,
+    ct_outputs: Arrays,
+    ct_kept: Arrays,
+) -> tuple[Arrays, Arrays, Arrays]:
+    """Cotangents of the first carry, of the active slices and of the active shared arrays."""
+    advances = jnp.asarray(loop.program.advances)
+    inside = active._replace(carry=loop.inexact_carry)
+
+    def advance(row, state):
+        carry, kept = state
+        slot, start, stop = advances[row]
+        kept = loop.store(kept, carry, slot)
+        carry, _ = loop.advance(start, stop, (carry, []), x.per_layer, x.shared)
+        return carry, kept
+
+    def differentiate(state, xs):
+        # Goes round: the cotangent of the carry, the kept carries, and the sums of the shared
+        # arrays' cotangents. Comes out: the cotangents of this layer's slices.
+        ct_carry, kept, ct_shared = state
+        (restore, first, last, kept_in), slices, ct_outputs = xs
+        state = loop.restore(kept, restore), kept
+        carry, kept = jax.lax.fori_loop(first, last, advance, state)
+        f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
+        _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
+        ct_carry, ct_slices, more = pullback((ct_carry, ct_outputs))
+        ct_shared = [a + b for a, b in zip(ct_shared, more, strict=True)]
+        for i, ct in enumerate(ct_kept):
+            ct_carry[i] += ct.at[kept_in].get(mode="fill", fill_value=0)
+        return (ct_carry, kept, ct_shared), ct_slices
+
+    program = loop.program
+    tables = (program.restore, program.first, program.last, program.slot_of_step)
+    ct_shared = [jnp.zeros_like(x) for x in pick(x.shared, active.shared)]
+    (ct_carry, _, ct_shared), ct_per_layer = jax.lax.scan(
+        differentiate,
+        (ct_carry, x.kept, ct_shared),
+        (tuple(map(loop.by_layer, tables)), x.per_layer, ct_outputs),
+        length=loop.length,
+        reverse=not loop.reverse,
+        unroll=loop.unroll,
+    )
+    by_index = dict(zip(loop.inexact_carry, ct_carry, strict=True))
+    return [by_index[i] for i in active.carry], ct_per_layer, ct_shared
+
+
+pushforward_p = Primitive("scheduled_loop_pushforward")
+pushforward_p.multiple_results = True
+pushforward_p.def_impl(_pushforward)
+mlir.register_lowering(pushforward_p, mlir.lower_fun(_pushforward, multiple_results=True))
+
+
+@pushforward_p.def_abstract_eval
+def _abstract(*operands: Any, loop: Loop, active: Active):
+    kept = Operands.of(loop, active, operands).kept
+    carry = [var.aval for var in loop.jaxpr.outvars[: loop.sizes.carry]]
+    outputs = [_jax.stacked_aval(loop.length, aval) for aval in loop.output_avals]
+    return [
+        *pick(carry, loop.inexact_carry),
+        *pick(outputs, loop.inexact_outputs),
+        *pick(kept, loop.inexact_carry),
+    ]
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, loop: Loop, active: Active):
+    x = Operands.of(loop, active, operands)
+    carries, outputs = len(loop.inexact_carry), len(loop.inexact_outputs)
+    *_, ct_kept = parts = np.split(np.arange(len(cotangents)), [carries, carries + outputs])
+    # The kept carries have cotangents only where a tangent map is differentiated once more.
+    if all(isinstance(cotangents[i], ad.Zero) for i in ct_kept):
+        parts[2] = ()
+    cts = _backward(
+        loop, active, x, *([ad.instantiate_zeros(cotangents[i]) for i in part] for part in parts)
+    )
+    pairs = zip((first_order_p.bind(ct) for part in cts for ct in part), x.given, strict=True)
+    # An operand that is known, and not a tangent to be found, gets no cotangent.
+    found = [ct if ad.is_undefined_primal(t) else None for ct, t in pairs]
+    return [None] * (len(operands) - len(found)) + found
+
+
+ad.primitive_transposes[pushforward_p] = _transpose
+
+
+def _jvp_of_pushforward(primals: Sequence, tangents: Sequence, *, loop: Loop, active: Active):
+    f = ft.partial(_pushforward, loop=loop, active=active)
+    count = len(primals) - sum(map(len, active))
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+    if all(i >= count for i in moving):  # linear in what moves
+        given = [ad.instantiate_zeros(t) for t in tangents[count:]]
+        bind = ft.partial(pushforward_p.bind, loop=loop, active=active)
+        return bind(*primals), bind(*primals[:count], *given)
+
+    def of_moving(*some):
+        return f(*fill(primals, moving, some))
+
+    return jax.jvp(of_moving, tuple(pick(primals, moving)), tuple(pick(tangents, moving)))
+
+
+ad.primitive_jvps[pushforward_p] = _jvp_of_pushforward
+
+
+def _batch(axis_data: Any, operands: Sequence, dims: Sequence, *, loop: Loop, active: Active):
+    if all(dim is None for dim in dims):
+        out = pushforward_p.bind(*operands, loop=loop, active=active)
+        return out, [None] * len(out)
+    x, d = (Operands.of(loop, active, each) for each in (operands, dims))
+    if all(dim is None for dim in d.per_layer + d.shared + d.kept):
+        # Only the tangents are batched, as in jacfwd: map the scan over them alone.
+        f = ft.partial(_pushforward, loop=loop, active=active)
+        out = jax.vmap(f, in_axes=tuple(dims), axis_size=axis_data.size)(*operands)
+        return out, [0] * len(out)
+    # Otherwise the step is made to work on a batch. Slices and shared arrays are batched where
+    # they or their tangents are; the carry always.
+    batched = Active(
+        carry=tuple(range(loop.sizes.carry)),
+        per_layer=_either(d.per_layer, active.per_layer, d.t_per_layer),
+        shared=_either(d.shared, active.shared, d.t_shared),
+    )
+    move = ft.partial(_move_batch, axis_data.size)
+    x = Operands(
+        per_layer=move(x.per_layer, d.per_layer, batched.per_layer, 1),
+        shared=move(x.shared, d.shared, batched.shared, 0),
+        kept=move(x.kept, d.kept, batched.carry, 1),
+        t_carry=move(x.t_carry, d.t_carry, range(len(x.t_carry)), 0),
+        t_per_layer=move(
+            x.t_per_layer, d.t_per_layer, _places(active.per_layer, batched.per_layer), 1
+        ),
+        t_shared=move(x.t_shared, d.t_shared, _places(active.shared, batched.shared), 0),
+    )
+    out = pushforward(x, _batched_loop(loop, axis_data, batched, x), active)
+    carries = len(loop.inexact_carry)
+    return out, [0] * carries + [1] * (len(out) - carries)
+
+
+def _either(dims: Sequence, active: Sequence[int], t_dims: Sequence) -> tuple[int, ...]:
+    """Which arrays are batched, or have tangents that are."""
+    batched = {i for i, dim in enumerate(dims) if dim is not None}
+    batched |= {i for i, dim in zip(active, t_dims, strict=True) if dim is not None}
+    return tuple(sorted(batched))
+
+
+def _places(active: Sequence[int], batched: Sequence[int]) -> list[int]:
+    """The places, among the active arrays, of those that are batched."""
+    return [place for place, i in enumerate(active) if i in batched]
+
+
+def _move_batch(size: int, arrays: list, dims: list, batched: Sequence[int], to: int) -> list:
+    """Puts the batch axis of the arrays at `batched` to `to`, and makes it where there is none."""
+
+    def moved(array, dim):
+        if dim is not None:
+            return jnp.moveaxis(array, dim, to)
+        shape = (*array.shape[:to], size, *array.shape[to:])
+        return jnp.broadcast_to(jnp.expand_dims(array, to), shape)
+
+    return fill(arrays, batched, [moved(arrays[i], dims[i]) for i in batched])
+
+
+def _batched_loop(loop: Loop, axis_data: Any, batched: Active, x: Operands) -> Loop:
+    def axes(count, some):
+        return fill([None] * count, some, [0] * len(some))
+
+    step = jax.vmap(
+        loop.step,
+        in_axes=tuple(map(axes, loop.sizes, batched)),
+        axis_size=axis_data.size,
+        axis_name=axis_data.name,
+        spmd_axis_name=axis_data.spmd_name,
+    )
+    closed = jax.make_jaxpr(step)(slices_of(x.kept), slices_of(x.per_layer), x.shared)
+    assert not closed.consts  # whatever the step reads is among its arguments
+    return loop.with_jaxpr(closed.jaxpr)
+
+
+batching.fancy_primitive_batchers[pushforward_p] = _batch
+
+
+# What the backward pass returns goes through an identity that cannot be transposed, so that a second
+# reverse pass meets a message before it meets the backward pass's inner loop.
+first_order_p = Primitive("scheduled_loop_first_order")
+first_order_p.def_impl(lambda x: x)
+first_order_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(first_order_p, lambda _, x: [x])
+batching.primitive_batchers[first_order_p] = lambda xs, dims: (first_order_p.bind(*xs), *dims)
+
+
+def _refuse(*_):
+    raise ValueError(_FIRST_ORDER)
+
+
+ad.deflinear2(first_order_p, _refuse)
+
+_FIRST_ORDER = (
+    "a loop with nested or slots owns its backward pass, which cannot be differentiated in reverse "
+    "mode a second time. Use remat=True (simple remat) for reverse over reverse; forward over "
+    "reverse (jax.jvp of jax.grad, jax.hessian) works with this policy."
+)

@@ -1,0 +1,91 @@
+"""Running a function on all layers at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+
+from .slicing import Arguments, Leaf, is_array, is_named, show_axes
+
+
+def run_vectorised(f: Callable, arguments: Arguments, layers: Axis) -> Any:
+    """What `f` returns for each layer's arguments, stacked along `layers`.
+
+    Arrays get the layers first; what is no array is the same for all layers, and passes.
+    """
+    structure: list[Any] = []
+
+    def one(slices: list) -> list:
+        args, kwargs = arguments.rebuild(slices, arguments.shared)
+        leaves, treedef = jax.tree.flatten(f(*args, **kwargs), is_leaf=is_named)
+        structure[:] = [treedef, [_without_array(leaf) for leaf in leaves]]
+        return [
+            jnp.asarray(leaf.array if is_named(leaf) else leaf) for leaf in leaves if is_array(leaf)
+        ]
+
+    mesh_axis = hax.partitioning.physical_axis_name(layers)
+    arrays = iter(
+        jax.vmap(one, axis_size=layers.size, spmd_axis_name=mesh_axis)(arguments.per_layer)
+    )
+
+    def put_back(leaf: Leaf) -> Any:
+        if leaf.kind == "static":
+            return leaf.value
+        return next(arrays) if leaf.axes is None else NamedArray(next(arrays), (layers, *leaf.axes))
+
+    treedef, leaves = structure
+    return jax.tree.unflatten(treedef, [put_back(leaf) for leaf in leaves])
+
+
+def stack_trees(trees: Sequence[Any], layers: Axis) -> Any:
+    """Pytrees that are alike, stacked along `layers`."""
+
+    def stack(*leaves: Any) -> Any:
+        if is_named(leaves[0]):
+            array = jnp.stack([leaf.array for leaf in leaves])
+            return NamedArray(array, (layers, *leaves[0].axes))
+        return jnp.stack(leaves) if is_array(leaves[0]) else leaves[0]
+
+    return jax.tree.map(stack, *trees, is_leaf=is_named)
+
+
+def check_alike(trees: Sequence[Any], names: Sequence[str]) -> None:
+    """Checks that pytrees can be stacked.
+
+    Args:
+        trees: The pytrees.
+        names: What messages call them.
+
+    Raises:
+        ValueError: They differ in structure, axes, shapes, dtypes, or in what is no array.
+    """
+    (first, structure), *others = [
+        jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_named) for tree in trees
+    ]
+    for name, (leaves, other) in zip(names[1:], others, strict=True):
+        if other != structure:
+            raise ValueError(
+                f"{name} differs from {names[0]} in structure: {other} is not {structure}."
+            )
+        for (path, a), (_, b) in zip(first, leaves, strict=True):
+            if _kind(a) != _kind(b):
+                raise ValueError(
+                    f"{name} differs from {names[0]} at {jax.tree_util.keystr(path)}: {_kind(b)} "
+                    f"is not {_kind(a)}."
+                )
+
+
+def _without_array(leaf: Any) -> Leaf:
+    if not is_array(leaf):
+        return Leaf("static", value=leaf)
+    return Leaf("per_layer", leaf.axes if is_named(leaf) else None)
+
+
+def _kind(leaf: Any) -> Any:
+    """What must be the same in all layers: the type of an array, or the value of anything else."""
+    if is_named(leaf):
+        return f"{leaf.dtype}{show_axes(leaf.axes)}"
+    return f"{leaf.dtype}{list(leaf.shape)}" if is_array(leaf) else leaf

@@ -1,0 +1,1 @@
+"""What the backward pass of a loop keeps."""
