@@ -47,20 +47,16 @@ class Operands(NamedTuple):
 
 
 def pushforward(values: Operands, loop: Loop, active: Active) -> Arrays:
-    """Tangents of the last carry's, the outputs' and the kept carries' inexact arrays."""
+    """Tangents of the last carry's and the outputs' inexact arrays."""
     return pushforward_p.bind(*values.flat(), loop=loop, active=active)
 
 
 def _pushforward(*operands: Any, loop: Loop, active: Active) -> Arrays:
-    """Tangents of the last carry, the outputs and the kept carries, by a scan of the step's jvp.
-
-    Slots that the forward pass does not fill are given zeros: they are never read.
-    """
+    """Forward mode: a scan of the step's own jvp, from the first carry, which is kept in slot 0."""
     x = Operands.of(loop, active, operands)
     carry = loop.restore(x.kept, 0)
     inside = active._replace(carry=loop.inexact_carry)
     t_carry = fill([jnp.zeros_like(c) for c in carry], active.carry, x.t_carry)
-    t_kept = [jnp.zeros_like(k) for k in loop.on_device(pick(x.kept, loop.inexact_carry))]
 
     @jax.checkpoint
     def jvp(carry, t_carry, slices, t_slices):
@@ -68,18 +64,19 @@ def _pushforward(*operands: Any, loop: Loop, active: Active) -> Arrays:
         return jax.jvp(f, primals, (t_carry, t_slices, x.t_shared), has_aux=True)
 
     def body(state, xs):
-        carry, t_carry, t_kept = state
-        slot, slices, t_slices = xs
-        t_kept = [k.at[slot].set(t, mode="drop") for k, t in zip(t_kept, t_carry, strict=True)]
+        carry, t_carry = state
+        slices, t_slices = xs
         _, (t_carry, t_outputs), carry = jvp(carry, t_carry, slices, t_slices)
-        return (carry, t_carry, t_kept), t_outputs
+        return (carry, t_carry), t_outputs
 
-    state = (carry, pick(t_carry, loop.inexact_carry), t_kept)
-    xs = (loop.by_layer(loop.program.slot_of_step), x.per_layer, x.t_per_layer)
-    (_, t_carry, t_kept), t_outputs = jax.lax.scan(
-        body, state, xs, length=loop.length, reverse=loop.reverse
+    (_, t_carry), t_outputs = jax.lax.scan(
+        body,
+        (carry, pick(t_carry, loop.inexact_carry)),
+        (x.per_layer, x.t_per_layer),
+        length=loop.length,
+        reverse=loop.reverse,
     )
-    return [*t_carry, *t_outputs, *loop.put_away(t_kept)]
+    return [*t_carry, *t_outputs]
 
 
 def _backward(
@@ -88,7 +85,6 @@ def _backward(
     x: Operands,
     ct_carry: Arrays,
     ct_outputs: Arrays,
-    ct_kept: Arrays,
 ) -> tuple[Arrays, Arrays, Arrays]:
     """Cotangents of the first carry, of the active slices and of the active shared arrays."""
     advances = jnp.asarray(loop.program.advances)
@@ -105,19 +101,17 @@ def _backward(
         # Goes round: the cotangent of the carry, the kept carries, and the sums of the shared
         # arrays' cotangents. Comes out: the cotangents of this layer's slices.
         ct_carry, kept, ct_shared = state
-        (restore, first, last, kept_in), slices, ct_outputs = xs
+        (restore, first, last), slices, ct_outputs = xs
         state = loop.restore(kept, restore), kept
         carry, kept = jax.lax.fori_loop(first, last, advance, state)
         f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
         _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
         ct_carry, ct_slices, more = pullback((ct_carry, ct_outputs))
         ct_shared = [a + b for a, b in zip(ct_shared, more, strict=True)]
-        for i, ct in enumerate(ct_kept):
-            ct_carry[i] += ct.at[kept_in].get(mode="fill", fill_value=0)
         return (ct_carry, kept, ct_shared), ct_slices
 
     program = loop.program
-    tables = (program.restore, program.first, program.last, program.slot_of_step)
+    tables = (program.restore, program.first, program.last)
     ct_shared = [jnp.zeros_like(x) for x in pick(x.shared, active.shared)]
     (ct_carry, _, ct_shared), ct_per_layer = jax.lax.scan(
         differentiate,
@@ -139,27 +133,17 @@ mlir.register_lowering(pushforward_p, mlir.lower_fun(_pushforward, multiple_resu
 
 @pushforward_p.def_abstract_eval
 def _abstract(*operands: Any, loop: Loop, active: Active):
-    kept = Operands.of(loop, active, operands).kept
     carry = [var.aval for var in loop.jaxpr.outvars[: loop.sizes.carry]]
     outputs = [_jax.stacked_aval(loop.length, aval) for aval in loop.output_avals]
-    return [
-        *pick(carry, loop.inexact_carry),
-        *pick(outputs, loop.inexact_outputs),
-        *pick(kept, loop.inexact_carry),
-    ]
+    return pick(carry, loop.inexact_carry) + pick(outputs, loop.inexact_outputs)
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, loop: Loop, active: Active):
     x = Operands.of(loop, active, operands)
-    carries, outputs = len(loop.inexact_carry), len(loop.inexact_outputs)
-    *_, ct_kept = parts = np.split(np.arange(len(cotangents)), [carries, carries + outputs])
-    # The kept carries have cotangents only where a tangent map is differentiated once more.
-    if all(isinstance(cotangents[i], ad.Zero) for i in ct_kept):
-        parts[2] = ()
-    cts = _backward(
-        loop, active, x, *([ad.instantiate_zeros(cotangents[i]) for i in part] for part in parts)
-    )
-    pairs = zip((first_order_p.bind(ct) for part in cts for ct in part), x.given, strict=True)
+    cts = [ad.instantiate_zeros(ct) for ct in cotangents]
+    carries = len(loop.inexact_carry)
+    cts = _backward(loop, active, x, cts[:carries], cts[carries:])
+    pairs = zip(first_order([ct for part in cts for ct in part]), x.given, strict=True)
     # An operand that is known, and not a tangent to be found, gets no cotangent.
     found = [ct if ad.is_undefined_primal(t) else None for ct, t in pairs]
     return [None] * (len(operands) - len(found)) + found
@@ -262,8 +246,15 @@ def _batched_loop(loop: Loop, axis_data: Any, batched: Active, x: Operands) -> L
 batching.fancy_primitive_batchers[pushforward_p] = _batch
 
 
-# What the backward pass returns goes through an identity that cannot be transposed, so that a second
-# reverse pass meets a message before it meets the backward pass's inner loop.
+def first_order(arrays: Arrays) -> Arrays:
+    """The same arrays, which cannot be differentiated in reverse mode.
+
+    Loops whose number of trips is data cannot; this makes sure that the caller meets a message about
+    the policy before JAX meets such a loop.
+    """
+    return [first_order_p.bind(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in arrays]
+
+
 first_order_p = Primitive("scheduled_loop_first_order")
 first_order_p.def_impl(lambda x: x)
 first_order_p.def_abstract_eval(lambda x: x)
@@ -272,13 +263,11 @@ batching.primitive_batchers[first_order_p] = lambda xs, dims: (first_order_p.bin
 
 
 def _refuse(*_):
-    raise ValueError(_FIRST_ORDER)
+    raise ValueError(
+        "a loop with nested or slots owns its backward pass, so reverse mode cannot be applied to "
+        "its derivatives. Use remat=True (simple remat) for reverse over reverse; forward over "
+        "reverse (jax.jvp of jax.grad, jax.hessian) works with this policy."
+    )
 
 
 ad.deflinear2(first_order_p, _refuse)
-
-_FIRST_ORDER = (
-    "a loop with nested or slots owns its backward pass, which cannot be differentiated in reverse "
-    "mode a second time. Use remat=True (simple remat) for reverse over reverse; forward over "
-    "reverse (jax.jvp of jax.grad, jax.hessian) works with this policy."
-)

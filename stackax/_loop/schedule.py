@@ -59,14 +59,6 @@ class Program(NamedTuple):
     advances: np.ndarray
 
     @property
-    def slot_of_step(self) -> np.ndarray:
-        """`(steps,)`; where the forward pass keeps the carry of a step, or `slots` where not."""
-        table = np.full(len(self.restore), self.slots, np.int32)
-        filled = self.forward[:, 0] < self.forward[:, 1]
-        table[self.forward[filled, 0]] = np.flatnonzero(filled)
-        return table
-
-    @property
     def evaluations(self) -> int:
         """Forward evaluations of a step: forward pass, advances, and one to differentiate each."""
         advanced = int((self.advances[:, 2] - self.advances[:, 1]).sum())

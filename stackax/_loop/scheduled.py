@@ -17,7 +17,7 @@ the tangents that it is given.
         differentiated  forward over forward
 
 So jvp, linearize, vmap and forward over reverse work, and arrays that are not differentiated cost
-nothing. The backward pass cannot be transposed in its turn; `first_order_p` says so.
+nothing. Reverse mode over any of it is refused by `first_order`.
 """
 
 import functools as ft
@@ -33,8 +33,8 @@ from jax.extend.core import Jaxpr
 
 from .. import _jax
 from .._policy.lower import warn_if_host_is_device
-from .pushforward import Operands, pushforward
-from .rolled import Active, Loop, Sizes, pick, slices_of
+from .pushforward import Operands, first_order, pushforward
+from .rolled import Active, Loop, Sizes, fill, pick, slices_of
 from .schedule import Span, compile_tree
 from .slicing import is_key
 from .step import Arrays, Step
@@ -113,23 +113,19 @@ def _trace(
 
 def _differentiable(loop: Loop) -> Callable[..., tuple[Arrays, Arrays]]:
     run = jax.custom_jvp(ft.partial(_run, loop))
-    run_and_keep = jax.custom_jvp(ft.partial(_run_and_keep, loop))
 
     def jvp(primals, tangents):
-        values = run_and_keep(*primals)
         active = Active(*(_moving(part) for part in tangents))
         given = [pick(part, some) for part, some in zip(tangents, active, strict=True)]
         _, per_layer, shared = primals
-        _, _, kept = values
+        carry, outputs, kept = map(first_order, _run_and_keep(loop, *primals))
         flat = pushforward(Operands(per_layer, shared, kept, *given), loop, active)
-        return values, _with_zeros(loop, values, flat)
+        count = len(loop.inexact_carry)
+        t_carry = _with_float0(carry, loop.inexact_carry, flat[:count])
+        t_outputs = _with_float0(outputs, loop.inexact_outputs, flat[count:])
+        return (carry, outputs), (t_carry, t_outputs)
 
-    def jvp_without_kept(primals, tangents):
-        values, tangents = jvp(primals, tangents)
-        return values[:2], tangents[:2]
-
-    run_and_keep.defjvp(jvp, symbolic_zeros=True)
-    run.defjvp(jvp_without_kept, symbolic_zeros=True)
+    run.defjvp(jvp, symbolic_zeros=True)
     return run
 
 
@@ -139,17 +135,10 @@ def _moving(tangents: Sequence) -> tuple[int, ...]:
     return tuple(i for i, is_still in enumerate(still) if not is_still)
 
 
-def _with_zeros(loop: Loop, values: tuple, flat: Arrays) -> tuple[Arrays, Arrays, Arrays]:
-    """Tangents for all of `values`, from those of the inexact ones."""
-    tangents = iter(flat)
-    inexact = (loop.inexact_carry, loop.inexact_outputs, loop.inexact_carry)
-    return tuple(
-        [
-            next(tangents) if i in some else np.zeros(x.shape, jax.dtypes.float0)
-            for i, x in enumerate(part)
-        ]
-        for part, some in zip(values, inexact, strict=True)
-    )
+def _with_float0(values: Arrays, inexact: Sequence[int], tangents: Arrays) -> Arrays:
+    """Tangents for all of `values`: those of integers have a type, but no value."""
+    still = [np.zeros(x.shape, jax.dtypes.float0) for x in values]
+    return fill(still, inexact, tangents)
 
 
 def _run(loop: Loop, init: Arrays, per_layer: Arrays, shared: Arrays) -> tuple[Arrays, Arrays]:

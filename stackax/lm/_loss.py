@@ -1,0 +1,106 @@
+"""Cross-entropy, and the loss of predicting each next token."""
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+from jaxtyping import Array, Float
+
+from .._axes import POSITION, VOCAB, axis_name, require_axes
+from .._loop.loop import fold
+from ._decoder import Decoder
+
+
+def cross_entropy(logits: NamedArray, targets: NamedArray, Vocab: Axis | str) -> NamedArray:
+    r"""The negative log-likelihood of each target, \(\log \sum_v e^{l_v} - l_t\), in nats.
+
+    Args:
+        logits: Scores with `Vocab` and the axes of `targets`, in any floating-point dtype; the
+            sum runs in float32.
+        targets: The index of the right entry along `Vocab`, integers.
+        Vocab: The axis of the classes.
+
+    Returns:
+        The losses, in float32, with the axes of `targets`.
+
+    Raises:
+        TypeError: if an argument is not a NamedArray, or `targets` are not integers.
+        ValueError: if the axes of `logits` are not those of `targets` and `Vocab`.
+
+    Example:
+        >>> import haliax as hax
+        >>> from stackax.lm import cross_entropy
+        >>> logits = hax.zeros({"position": 3, "vocab": 256})
+        >>> float(cross_entropy(logits, hax.zeros({"position": 3}, dtype=int), "vocab").array[0])
+        5.545177459716797
+    """
+    require_axes("targets", targets)
+    require_axes("logits", logits, Vocab, *targets.axes)
+    if len(logits.axes) != len(targets.axes) + 1:
+        require_axes("targets", targets, *(a for a in logits.axes if a.name != axis_name(Vocab)))
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise TypeError(f"targets must be integers, not {targets.dtype}")
+    Vocab = logits.resolve_axis(axis_name(Vocab))
+    logits = logits.rearrange((*targets.axes, Vocab)).array.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, targets.array[..., None], axis=-1)[..., 0]
+    return hax.named(jax.nn.logsumexp(logits, axis=-1) - chosen, targets.axes)
+
+
+def next_token_loss(
+    decoder: Decoder, tokens: NamedArray, *, chunk: int | None = None
+) -> Float[Array, ""]:
+    """The mean loss of predicting each token of a sequence from those before it.
+
+    Args:
+        decoder: The model.
+        tokens: Integers with an axis "position" of at least 2 and any batch axes. The last one is
+            only a target, the first one only an input.
+        chunk: Number of positions whose logits exist at a time, a divisor of the number of
+            targets. The backward pass computes each chunk's logits again, so they never take more
+            memory than one chunk: worth it for a large vocabulary. None means all at once.
+
+    Returns:
+        The loss in nats per token, a float32 scalar.
+
+    Raises:
+        TypeError: if `tokens` is not a NamedArray of integers.
+        ValueError: if `tokens` has no axis "position" of at least 2, or `chunk` does not divide
+            the number of targets.
+
+    Example:
+        >>> import haliax as hax
+        >>> import jax
+        >>> from stackax.lm import Decoder, next_token_loss
+        >>> from stackax.transformer import TransformerConfig
+        >>> config = TransformerConfig(layers=2, width=16, heads=4, vocab_size=8, seq_len=4)
+        >>> decoder = Decoder.init(config, key=jax.random.key(0))
+        >>> tokens = hax.zeros({"batch": 3, "position": 5}, dtype=int)
+        >>> next_token_loss(decoder, tokens).shape
+        ()
+    """
+    inputs, targets = _shift(tokens)
+    hidden = decoder.hidden(inputs)
+    if chunk is None:
+        return cross_entropy(decoder.unembed(hidden), targets, VOCAB).mean().scalar()
+    Chunks, InChunk = _chunked(targets.resolve_axis(POSITION), chunk)
+    hidden, targets = (x.unflatten_axis(POSITION, (Chunks, InChunk)) for x in (hidden, targets))
+
+    def add_loss(total, hidden, targets):
+        return total + cross_entropy(decoder.unembed(hidden), targets, VOCAB).sum().scalar()
+
+    total = fold(add_loss, Chunks, remat=True)(jnp.zeros(()), hidden, targets)
+    return total / targets.array.size
+
+
+def _shift(tokens: NamedArray) -> tuple[NamedArray, NamedArray]:
+    require_axes("tokens", tokens, POSITION)
+    size = tokens.axis_size(POSITION)
+    if size < 2:
+        raise ValueError(f"tokens has {size} position, but a next token needs at least 2")
+    return tokens[POSITION, : size - 1], tokens[POSITION, 1:]
+
+
+def _chunked(Pos: Axis, chunk: int) -> tuple[Axis, Axis]:
+    if chunk < 1 or Pos.size % chunk:
+        raise ValueError(f"chunk={chunk} must divide the {Pos.size} positions that are predicted")
+    return Axis("chunk", Pos.size // chunk), Pos.resize(chunk)

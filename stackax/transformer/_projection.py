@@ -1,0 +1,41 @@
+"""A linear layer that computes in the dtype of its input."""
+
+import dataclasses
+
+import haliax as hax
+from haliax import NamedArray
+
+from .._axes import forbid_axes, require_axes
+
+
+def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
+    """`x` through a Haliax linear layer, with the weights cast to the dtype of `x`.
+
+    Weights stay in the dtype that they are trained in, while the product runs in that of the
+    residual stream. The axes are checked first, because `haliax.nn.Linear` answers an array
+    without its input axis with an outer product.
+
+    Args:
+        linear: The layer, from axes `linear.In` to axes `linear.Out`, without a bias.
+        x: An array with the axes `linear.In` and any others but those of `linear.Out`.
+
+    Returns:
+        An array with the other axes of `x`, then `linear.Out`, in the dtype of `x`.
+
+    Raises:
+        TypeError: if `x` is not a NamedArray.
+        ValueError: if `x` lacks an input axis or has an output axis.
+
+    Example:
+        >>> import haliax as hax
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from stackax.transformer._projection import project
+        >>> In, Out = hax.make_axes(embed=8, mlp=16)
+        >>> linear = hax.nn.Linear.init(In, Out, use_bias=False, key=jax.random.key(0))
+        >>> project(linear, hax.ones({"position": 3, "embed": 8}, dtype=jnp.bfloat16)).dtype
+        dtype(bfloat16)
+    """
+    require_axes("x", x, *hax.axis.ensure_tuple(linear.In))
+    forbid_axes("x", x, *hax.axis.ensure_tuple(linear.Out))
+    return dataclasses.replace(linear, weight=linear.weight.astype(x.dtype))(x)
