@@ -93,7 +93,8 @@ def _backward(
     def advance(row, state):
         carry, kept = state
         slot, start, stop = advances[row]
-        kept = loop.store(kept, carry, slot)
+        if loop.program.slots > 1:  # a single slot keeps the first carry from beginning to end
+            kept = loop.store(kept, carry, slot)
         carry, _ = loop.advance(start, stop, (carry, []), x.per_layer, x.shared)
         return carry, kept
 

@@ -183,7 +183,7 @@ def compile_tree(root: Span) -> Program:
         restore=np.asarray([step.restore for step in steps], np.int32)[::-1],
         first=np.asarray([0, *last[:-1]], np.int32)[::-1],
         last=last[::-1],
-        advances=np.asarray(rows or [(0, 0, 0)], np.int32),
+        advances=np.asarray(rows + [(0, 0, 0)] * max(0, 2 - len(rows)), np.int32),
     )
 
 

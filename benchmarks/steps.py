@@ -1,0 +1,92 @@
+"""Training steps of a stack, ours and the peers', and how their cost is read."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import haliax as hax
+import jax
+import jax.random as jr
+
+import stackax
+
+
+def stackax_step(block: type, layers: int, remat) -> tuple[Callable, Callable]:
+    """Our stack's value_and_grad of a sum, and what makes its parameters."""
+    axis = hax.Axis("layers", layers)
+
+    def make(key):
+        return stackax.Stacked.init(axis, block, gradient_checkpointing=remat)(key)
+
+    return jax.value_and_grad(lambda stack, x: stack.fold(x).sum()), make
+
+
+def haliax_step(block: type, layers: int, remat) -> tuple[Callable, Callable]:
+    """Haliax's stack, likewise."""
+    axis = hax.Axis("layers", layers)
+
+    def make(key):
+        keys = jr.split(key, layers)
+        return hax.nn.Stacked.init(axis, block, gradient_checkpointing=remat)(keys)
+
+    return jax.value_and_grad(lambda stack, x: stack.fold(x).sum()), make
+
+
+def lax_step(block: type, layers: int, *, remat: bool) -> tuple[Callable, Callable]:
+    """A hand-written `jax.lax.scan` over the same block, likewise."""
+
+    def loss(blocks, x):
+        def body(x, block):
+            return block(x), None
+
+        if remat:
+            body = jax.checkpoint(body, prevent_cse=False)
+        return jax.lax.scan(body, x, blocks)[0].sum()
+
+    def make(key):
+        return jax.vmap(block.init)(jr.split(key, layers))
+
+    return jax.value_and_grad(loss), make
+
+
+def compiled(block: type, step: Callable, make: Callable) -> jax.stages.Compiled:
+    """The step, compiled for shapes alone: nothing is allocated."""
+    return lowered(block, step, make).compile()
+
+
+def lowered(block: type, step: Callable, make: Callable) -> jax.stages.Lowered:
+    """The step, traced and lowered for shapes alone."""
+    stack = jax.eval_shape(make, jr.key(0))
+    return jax.jit(step).lower(stack, jax.ShapeDtypeStruct(block.carry_shape, "float32"))
+
+
+def temp_bytes(block: type, step: Callable, make: Callable) -> int:
+    """The compiler's figure for temporary memory."""
+    return compiled(block, step, make).memory_analysis().temp_size_in_bytes
+
+
+def median_ratio(block: type, ours: tuple, peer: tuple, rounds: int) -> float:
+    """The time of our step over the peer's: both run in turn, and medians are divided.
+
+    Args:
+        block: The block.
+        ours: A step and what makes its parameters.
+        peer: Likewise.
+        rounds: How often each is run.
+    """
+    runs = [_runner(block, *pair) for pair in (ours, peer)]
+    times: Sequence[list[float]] = ([], [])
+    for _ in range(rounds):
+        for run, seconds in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(times[0]) / statistics.median(times[1])
+
+
+def _runner(block: type, step: Callable, make: Callable) -> Callable[[], object]:
+    run = compiled(block, step, make)
+    stack = jax.jit(make)(jr.key(0))
+    x = jr.normal(jr.key(1), block.carry_shape)
+    jax.block_until_ready(run(stack, x))
+    return lambda: run(stack, x)
