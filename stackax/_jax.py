@@ -1,10 +1,11 @@
 """The one place that touches private or version-dependent JAX."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax._src import core as _core
-from jax.extend.core import unmapped_aval
+from jax.extend.core import Jaxpr, unmapped_aval
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
 
@@ -20,6 +21,11 @@ def barrier_survives_compilation() -> bool:
     The CPU compiler of jax 0.10 removes the barrier before it merges common subexpressions.
     """
     return jax.default_backend() != "cpu" or JAX_VERSION >= (0, 12)
+
+
+def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """The outputs of `jaxpr`, with values for what it closes over."""
+    return _core.eval_jaxpr(jaxpr, list(consts), *args)
 
 
 def stacked_aval(size: int, aval: Any) -> Any:

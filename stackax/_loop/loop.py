@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -65,16 +65,8 @@ def scan(
     References:
         Mirrors `haliax.scan`.
     """
-    policy = as_policy(remat)
-    may_slice = is_scanned if callable(is_scanned) else lambda _: is_scanned
-
-    def scanned(init: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        layers = axis if isinstance(axis, Axis) else infer_axis(axis, args, kwargs)
-        slicer = Slicer(layers, argument_names(f, skip=1), "quiet", may_slice)
-        arguments = slicer.take_apart(args, kwargs)
-        return run(f, init, arguments, layers, policy=policy, reverse=reverse, unroll=unroll)
-
-    return scanned
+    names = argument_names(f, skip=1)
+    return _curried(f, names, axis, remat, reverse, unroll, is_scanned)
 
 
 def fold(
@@ -114,13 +106,11 @@ def fold(
         Mirrors `haliax.fold`.
     """
 
-    def with_no_output(carry: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
+    def without_output(carry: Any, *args: Any, **kwargs: Any) -> tuple[Any, None]:
         return f(carry, *args, **kwargs), None
 
-    with_no_output.__wrapped__ = f  # for the names of the arguments
-    scanned = scan(
-        with_no_output, axis, remat=remat, reverse=reverse, unroll=unroll, is_scanned=is_scanned
-    )
+    names = argument_names(f, skip=1)
+    scanned = _curried(without_output, names, axis, remat, reverse, unroll, is_scanned)
 
     def folded(init: Any, *args: Any, **kwargs: Any) -> Any:
         return scanned(init, *args, **kwargs)[0]
@@ -164,17 +154,36 @@ def map(
         Mirrors `haliax.map`.
     """
 
-    def with_no_carry(_: None, *args: Any, **kwargs: Any) -> tuple[None, Any]:
+    def without_carry(_: None, *args: Any, **kwargs: Any) -> tuple[None, Any]:
         return None, f(*args, **kwargs)
 
-    scanned = scan(
-        with_no_carry, axis, remat=remat, reverse=reverse, unroll=unroll, is_scanned=is_mapped
-    )
+    names = argument_names(f, skip=0)
+    scanned = _curried(without_carry, names, axis, remat, reverse, unroll, is_mapped)
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         return scanned(None, *args, **kwargs)[1]
 
     return mapped
+
+
+def _curried(
+    f: Callable,
+    names: Sequence[str],
+    axis: Axis | str,
+    remat: RematSpec,
+    reverse: bool,
+    unroll: int | bool,
+    is_scanned: bool | Callable[[Any], bool],
+) -> Callable[..., tuple[Any, Any]]:
+    policy = as_policy(remat)
+    may_slice = is_scanned if callable(is_scanned) else lambda _: is_scanned
+
+    def scanned(init: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        layers = axis if isinstance(axis, Axis) else infer_axis(axis, args, kwargs)
+        arguments = Slicer(layers, names, "quiet", may_slice).take_apart(args, kwargs)
+        return run(f, init, arguments, layers, policy=policy, reverse=reverse, unroll=unroll)
+
+    return scanned
 
 
 @dataclasses.dataclass(frozen=True)

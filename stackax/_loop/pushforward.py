@@ -250,8 +250,8 @@ batching.fancy_primitive_batchers[pushforward_p] = _batch
 def first_order(arrays: Arrays) -> Arrays:
     """The same arrays, which cannot be differentiated in reverse mode.
 
-    Loops whose number of trips is data cannot; this makes sure that the caller meets a message about
-    the policy before JAX meets such a loop.
+    Loops whose number of trips is data cannot; this makes sure that the caller meets a message
+    about the policy before JAX meets such a loop.
     """
     return [first_order_p.bind(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in arrays]
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import Jaxpr
 
+from .. import _jax
 from .schedule import Program
 from .step import Arrays
 
@@ -59,8 +60,8 @@ class Loop:
     def step(self, carry: Arrays, slices: Arrays, shared: Arrays) -> tuple[Arrays, Arrays]:
         """One layer."""
         closed_over = len(self.jaxpr.constvars)
-        f = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, shared[:closed_over]))
-        out = f(*carry, *slices, *shared[closed_over:])
+        args = (*carry, *slices, *shared[closed_over:])
+        out = _jax.eval_jaxpr(self.jaxpr, shared[:closed_over], args)
         return out[: self.sizes.carry], out[self.sizes.carry :]
 
     def layer(self, step: Any) -> Any:

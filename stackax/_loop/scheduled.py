@@ -103,7 +103,8 @@ def _trace(
     """The step as a jaxpr, what it closes over, and the first carry with the type of the next."""
     slices = slices_of(per_layer)
     closed = jax.make_jaxpr(body)(init, slices, shared)
-    dtypes = [aval.dtype for aval in closed.out_avals[: len(init)]]
+    avals: list[Any] = [var.aval for var in closed.jaxpr.outvars[: len(init)]]
+    dtypes = [aval.dtype for aval in avals]
     if any(x.dtype != dtype for x, dtype in zip(init, dtypes, strict=True)):
         # A weakly typed number went in, such as a literal 0.0.
         init = [x.astype(dtype) for x, dtype in zip(init, dtypes, strict=True)]

@@ -18,7 +18,7 @@ from .marks import Block, LayerIndex, PerLayer, Shared
 # What happens to an array: sliced since its container says so, sliced or whole as marked, sliced
 # with a warning, or sliced.
 Rule = Literal["block", "per_layer", "shared", "warn", "quiet"]
-_RULES = {Block: "block", PerLayer: "per_layer", Shared: "shared"}
+_RULES: dict[type, Rule] = {Block: "block", PerLayer: "per_layer", Shared: "shared"}
 
 
 class Leaf(NamedTuple):
@@ -106,8 +106,8 @@ class Slicer:
         size = {axis.name: axis.size for axis in value.axes}.get(self.layers.name)
         if size is None and rule == "per_layer":
             raise ValueError(
-                f"{self._name(path)} is marked per_layer, but its axes {show_axes(value.axes)} do not "
-                f"include {self.layers.name!r}: add the axis, or mark it stackax.shared(x)."
+                f"{self._name(path)} is marked per_layer, but its axes {show_axes(value.axes)} do "
+                f"not include {self.layers.name!r}: add it, or mark the array stackax.shared(x)."
             )
         if size is None:
             return _whole(value)
@@ -164,7 +164,7 @@ class Slicer:
         if isinstance(position, jax.tree_util.DictKey):
             name = f"argument {position.key!r}"
         elif position.idx < len(self.names):
-            name = self.names[position.idx]
+            name = str(self.names[position.idx])
         else:
             name = f"positional argument {position.idx}"
         return name + (f" at {rest}" if rest else "")
@@ -221,9 +221,9 @@ def _unmark(tree: Any, unmarked: Rule) -> tuple[Any, list[Rule]]:
     rules: list[Rule] = []
 
     def unmark(node):
-        rule = _RULES.get(type(node))
-        value = node.value if rule else node
-        rules.extend([rule or unmarked] * len(jax.tree.leaves(value, is_leaf=_is_leaf)))
+        rule: Rule = _RULES.get(type(node), unmarked)
+        value = node.value if type(node) in _RULES else node
+        rules.extend([rule] * len(jax.tree.leaves(value, is_leaf=_is_leaf)))
         return value
 
     return jax.tree.map(unmark, tree, is_leaf=lambda x: type(x) in _RULES or _is_leaf(x)), rules

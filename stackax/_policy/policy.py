@@ -132,7 +132,7 @@ class ScanCheckpointPolicy:
         | `"save_all"` | `save_inputs=True, save_block_internals=True` |
         | `"offload"` | `save_carries="offload"` |
         | `"nested"` | `nested=True` |
-        | a preset of MaxText (`"minimal"`, `"save_qkv_proj"`, ...) | its names, `match_names="any"` |
+        | `"minimal"`, `"save_qkv_proj"` and MaxText's others | its names, `match_names="any"` |
 
         Args:
             remat_policy: A bool, an alias, or the name of a preset.
@@ -153,9 +153,10 @@ class ScanCheckpointPolicy:
                 else ScanCheckpointPolicy(disable=True)
             )
         if not isinstance(remat_policy, str):
+            given = type(remat_policy)
             raise TypeError(
-                "a remat policy is a bool, a string or a ScanCheckpointPolicy, but "
-                f"{remat_policy!r} is a {type(remat_policy).__module__}.{type(remat_policy).__name__}."
+                "a remat policy is a bool, a string or a stackax.ScanCheckpointPolicy, not a "
+                f"{given.__module__}.{given.__name__}."
             )
         fields = presets.fields_of(remat_policy)
         if fields is None:
@@ -181,8 +182,9 @@ class ScanCheckpointPolicy:
 
         Example:
             >>> from stackax import ScanCheckpointPolicy
-            >>> ScanCheckpointPolicy.custom({"query_proj": "device", "mlpwo": "offload"})
-            ScanCheckpointPolicy(save_block_internals=('query_proj',), offload_block_internals=('mlpwo',))
+            >>> policy = ScanCheckpointPolicy.custom({"query_proj": "device", "mlpwo": "offload"})
+            >>> policy.saved_names, policy.offloaded_names
+            (('query_proj',), ('mlpwo',))
         """
         decisions = ("device", "offload", "remat")
         for name, decision in names.items():

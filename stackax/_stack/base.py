@@ -131,9 +131,10 @@ class Container(Generic[M]):
         Args:
             init: The first carry: any pytree. A block must return one of the same type.
             *args: Further arguments of the blocks. Each layer gets its own slice of NamedArrays
-                with the layers' axis and of what is marked `per_layer`, and the whole of NamedArrays
-                without that axis, scalars, and what is marked `shared`. A typed PRNG key is split.
-                An unmarked plain array is sliced along its first axis, with a warning.
+                with the layers' axis and of what is marked `per_layer`, and the whole of
+                NamedArrays without that axis, of scalars, and of what is marked `shared`. A typed
+                PRNG key is split. An unmarked plain array is sliced along its first axis, with a
+                warning.
             unroll: How many layers one trip of the loop runs; `True` for all.
             remat: What the backward pass keeps, in the place of the stack's own policy.
             reverse: Whether to run from the last block to the first.

@@ -25,7 +25,7 @@ from .base import Container
 M = TypeVar("M")
 
 
-class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):
+class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
     """Blocks that need not be alike, run one after the other by a Python loop.
 
     It takes the same arguments as `Stacked`, honours the same policies and gives the same results.
@@ -56,7 +56,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):
         self.gradient_checkpointing = as_policy(gradient_checkpointing, "gradient_checkpointing")
 
     @classmethod
-    def init(
+    def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
         Block: Axis,
         module: Callable[..., M],
@@ -83,7 +83,8 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):
             >>> import equinox as eqx, jax
             >>> from haliax import Axis
             >>> from stackax import BlockSeq
-            >>> layers = BlockSeq.init(Axis("layers", 3), eqx.nn.Linear)(4, 4, key=jax.random.key(0))
+            >>> make = BlockSeq.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
             >>> layers.blocks[0].weight.shape
             (4, 4)
         """

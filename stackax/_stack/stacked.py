@@ -21,7 +21,7 @@ from .base import Container
 M = TypeVar("M")
 
 
-class Stacked(Container[M], hax.nn.Stacked, Generic[M]):
+class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
     """N equal blocks as one block whose arrays have a layer axis, run by one loop.
 
     The loop is compiled once whatever N is. What its backward pass keeps is decided by
@@ -54,7 +54,7 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):
         self.gradient_checkpointing = as_policy(gradient_checkpointing, "gradient_checkpointing")
 
     @classmethod
-    def init(
+    def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
         Block: Axis,
         module: Callable[..., M],
@@ -83,7 +83,8 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):
             >>> import equinox as eqx, jax
             >>> from haliax import Axis
             >>> from stackax import Stacked
-            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear, gradient_checkpointing="nested")
+            >>> Layers = Axis("layers", 3)
+            >>> make = Stacked.init(Layers, eqx.nn.Linear, gradient_checkpointing="nested")
             >>> make(4, 4, key=jax.random.key(0)).stacked.weight.shape
             (3, 4, 4)
         """
