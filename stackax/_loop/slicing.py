@@ -218,10 +218,10 @@ def _is_leaf(x: Any) -> bool:
 
 def _unmark(tree: Any, unmarked: Rule) -> tuple[Any, list[Rule]]:
     """`tree` without its marks, and the rule that holds for each of its leaves."""
-    rules: list[Rule] = []
+    rules: list[Any] = []
 
     def unmark(node):
-        rule: Rule = _RULES.get(type(node), unmarked)
+        rule = _RULES[type(node)] if type(node) in _RULES else unmarked
         value = node.value if type(node) in _RULES else node
         rules.extend([rule] * len(jax.tree.leaves(value, is_leaf=_is_leaf)))
         return value

@@ -52,29 +52,28 @@ def stack_trees(trees: Sequence[Any], layers: Axis) -> Any:
     return jax.tree.map(stack, *trees, is_leaf=is_named)
 
 
-def check_alike(trees: Sequence[Any], names: Sequence[str]) -> None:
+def check_alike(trees: Sequence[Any], names: Sequence[str], cure: str) -> None:
     """Checks that pytrees can be stacked.
 
     Args:
         trees: The pytrees.
         names: What messages call them.
+        cure: What messages say to do.
 
     Raises:
         ValueError: They differ in structure, axes, shapes, dtypes, or in what is no array.
     """
-    (first, structure), *others = [
-        jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_named) for tree in trees
-    ]
-    for name, (leaves, other) in zip(names[1:], others, strict=True):
-        if other != structure:
-            raise ValueError(
-                f"{name} differs from {names[0]} in structure: {other} is not {structure}."
-            )
-        for (path, a), (_, b) in zip(first, leaves, strict=True):
+    flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_named) for tree in trees]
+    for tree, name, (leaves, structure) in zip(trees, names, flat, strict=True):
+        if structure != flat[0][1]:
+            a, b = type(tree).__name__, type(trees[0]).__name__
+            a, b = (a, b) if a != b else (structure, flat[0][1])
+            raise ValueError(f"{name} differs from {names[0]}: it is {a}, not {b}. {cure}")
+        for (path, a), (_, b) in zip(leaves, flat[0][0], strict=True):
             if _kind(a) != _kind(b):
                 raise ValueError(
-                    f"{name} differs from {names[0]} at {jax.tree_util.keystr(path)}: {_kind(b)} "
-                    f"is not {_kind(a)}."
+                    f"{name} differs from {names[0]} at {jax.tree_util.keystr(path)}: it is "
+                    f"{_kind(a)}, not {_kind(b)}. {cure}"
                 )
 
 

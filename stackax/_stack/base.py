@@ -323,6 +323,16 @@ def names_of_arguments(blocks: Any, call: Callable, skip: int) -> list[str]:
     return argument_names(call, skip)
 
 
+def check_axis(Block: Any) -> None:
+    """Refuses what is not an axis.
+
+    Raises:
+        TypeError: `Block` is not a haliax.Axis.
+    """
+    if not isinstance(Block, Axis):
+        raise TypeError(f"Block must be an axis, such as haliax.Axis('layers', 12), not {Block!r}.")
+
+
 def builder(module: Any) -> Callable:
     """What makes a block: `module.init` if there is one, else the class or factory itself."""
     init = getattr(module, "init", module)

@@ -77,7 +77,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
 
         Raises:
             ValueError: An argument to be sliced has another size; there is no such policy.
-            TypeError: `module` makes no block.
+            TypeError: `Block` is not an axis, or `module` makes no block.
 
         Example:
             >>> import equinox as eqx, jax
@@ -88,6 +88,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
             >>> layers.blocks[0].weight.shape
             (4, 4)
         """
+        base.check_axis(Block)
         policy = base.initial_policy(gradient_checkpointing, prevent_cse)
         build = base.builder(module)
 
@@ -249,7 +250,8 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
         for i, block in enumerate(self.blocks):
             block_args, block_kwargs = arguments.at(i)
             results.append(call(block, *block_args, **block_kwargs))
-        check_alike(results, [f"what block {i} returns" for i in range(len(results))])
+        names = [f"what block {i} returns" for i in range(len(results))]
+        check_alike(results, names, "Only equal results can be stacked.")
         return stack_trees(results, self.Block)
 
     def _slicer(self, call: Callable, skip: int) -> Slicer:

@@ -77,7 +77,7 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
 
         Raises:
             ValueError: An argument to be sliced has another size; there is no such policy.
-            TypeError: `module` makes no block.
+            TypeError: `Block` is not an axis, or `module` makes no block.
 
         Example:
             >>> import equinox as eqx, jax
@@ -88,6 +88,7 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
             >>> make(4, 4, key=jax.random.key(0)).stacked.weight.shape
             (3, 4, 4)
         """
+        base.check_axis(Block)
         policy = base.initial_policy(gradient_checkpointing, prevent_cse)
         build = base.builder(module)
 
@@ -127,7 +128,8 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
         if not blocks:
             raise ValueError("Stacked.from_layers needs at least one block to know what it stacks.")
         axis = base.axis_for(Layers, len(blocks))
-        check_alike(blocks, [f"block {i}" for i in range(len(blocks))])
+        cure = "Only equal blocks can be stacked; BlockSeq takes any."
+        check_alike(blocks, [f"block {i}" for i in range(len(blocks))], cure)
         return cls(stack_trees(blocks, axis), axis, gradient_checkpointing)
 
     def unstacked(self) -> Sequence[M]:
@@ -164,7 +166,8 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
             ValueError: The block differs from the others: the place is named.
         """
         number = base.layer_number(index, self.Block)
-        check_alike([self.get_layer(number), block], [f"layer {number}", "the new block"])
+        cure = "All layers of a stack have one type; BlockSeq takes any."
+        check_alike([self.get_layer(number), block], [f"layer {number}", "the new block"], cure)
 
         def put(leaf: Any, new: Any) -> Any:
             if not self._has_layers(leaf):

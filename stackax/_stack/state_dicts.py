@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from haliax.state_dict import StateDict, from_state_dict, to_state_dict, with_prefix
 
 
@@ -35,6 +38,11 @@ def into_layers(state_dict: StateDict, prefix: str | None, templates: Sequence[A
             + (f" has layers {extra} too many" if extra else "")
             + ": make the stack with as many layers as the state dict has."
         )
+    if jax.sharding.get_abstract_mesh().empty:
+        # Haliax places NumPy arrays on the current mesh, and takes several devices for one.
+        state_dict = {
+            key: jnp.asarray(x) if isinstance(x, np.ndarray) else x for key, x in state_dict.items()
+        }
     return [
         from_state_dict(template, state_dict, with_prefix(prefix, str(i)))
         for i, template in enumerate(templates)
