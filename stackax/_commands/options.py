@@ -13,7 +13,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are one line long."""
 
     def error(self, message: str) -> NoReturn:
-        hint = f": type {self.prog} --help" if message.startswith(("unrec", "the following")) else ""
+        hint = (
+            f": type {self.prog} --help" if message.startswith(("unrec", "the following")) else ""
+        )
         self.exit(2, f"{self.prog}: error: {message}{hint}\n")
 
 

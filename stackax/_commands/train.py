@@ -34,7 +34,7 @@ from ..lm import (
 from ..transformer import TransformerConfig
 from .options import Parser, as_typed, policy_name, policy_of, positive, whole
 
-# Without an option, a run takes about two minutes on two cores.
+# Without an option, a run takes one to two minutes on two cores.
 DEFAULTS = {
     "text": None,
     "layers": 4,
@@ -45,7 +45,7 @@ DEFAULTS = {
     "remat": "none",
     "dtype": "float32",
     "batch": 16,
-    "steps": 600,
+    "steps": 300,
     "lr": 4e-3,
     "seed": 0,
     "sample_tokens": 256,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -168,7 +168,7 @@ def map(
 
 def _curried(
     f: Callable,
-    names: Sequence[str],
+    names: Callable[[int], str],
     axis: Axis | str,
     remat: RematSpec,
     reverse: bool,

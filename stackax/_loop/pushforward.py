@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import _jax
+from .first_order import first_order
 from .rolled import Active, Loop, fill, pick, slices_of
 from .step import Arrays
 
@@ -84,27 +85,30 @@ def _backward(
     active: Active,
     x: Operands,
     ct_carry: Arrays,
-    ct_outputs: Arrays,
+    ct_stacked: Arrays,
 ) -> tuple[Arrays, Arrays, Arrays]:
     """Cotangents of the first carry, of the active slices and of the active shared arrays."""
     advances = jnp.asarray(loop.program.advances)
     inside = active._replace(carry=loop.inexact_carry)
 
     def advance(row, state):
-        carry, kept = state
+        carry, kept, _ = state
         slot, start, stop = advances[row]
         if loop.program.slots > 1:  # a single slot keeps the first carry from beginning to end
             kept = loop.store(kept, carry, slot)
         carry, _ = loop.advance(start, stop, (carry, []), x.per_layer, x.shared)
-        return carry, kept
+        return carry, kept, stop
 
-    def differentiate(state, xs):
+    def differentiate(state, tables):
         # Goes round: the cotangent of the carry, the kept carries, and the sums of the shared
         # arrays' cotangents. Comes out: the cotangents of this layer's slices.
         ct_carry, kept, ct_shared = state
-        (restore, first, last), slices, ct_outputs = xs
-        state = loop.restore(kept, restore), kept
-        carry, kept = jax.lax.fori_loop(first, last, advance, state)
+        (slot, step), first, last = tables
+        state = loop.restore(kept, slot), kept, step
+        # The step is where the advances have led, and not another table's entry, so that its
+        # slices cannot be read before them and be alive all the while.
+        carry, kept, step = jax.lax.fori_loop(first, last, advance, state)
+        slices, ct_outputs = (loop.slices(part, step) for part in (x.per_layer, ct_stacked))
         f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
         _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
         ct_carry, ct_slices, more = pullback((ct_carry, ct_outputs))
@@ -112,12 +116,10 @@ def _backward(
         return (ct_carry, kept, ct_shared), ct_slices
 
     program = loop.program
-    tables = (program.restore, program.first, program.last)
-    ct_shared = [jnp.zeros_like(x) for x in pick(x.shared, active.shared)]
     (ct_carry, _, ct_shared), ct_per_layer = jax.lax.scan(
         differentiate,
-        (ct_carry, x.kept, ct_shared),
-        (tuple(map(loop.by_layer, tables)), x.per_layer, ct_outputs),
+        (ct_carry, x.kept, [jnp.zeros_like(s) for s in pick(x.shared, active.shared)]),
+        tuple(map(loop.by_layer, (program.restore, program.first, program.last))),
         length=loop.length,
         reverse=not loop.reverse,
         unroll=loop.unroll,
@@ -239,36 +241,10 @@ def _batched_loop(loop: Loop, axis_data: Any, batched: Active, x: Operands) -> L
         axis_name=axis_data.name,
         spmd_axis_name=axis_data.spmd_name,
     )
-    closed = jax.make_jaxpr(step)(slices_of(x.kept), slices_of(x.per_layer), x.shared)
+    carry = jax.eval_shape(lambda kept: loop.restore(kept, 0), x.kept)
+    closed = jax.make_jaxpr(step)(carry, slices_of(x.per_layer), x.shared)
     assert not closed.consts  # whatever the step reads is among its arguments
     return loop.with_jaxpr(closed.jaxpr)
 
 
 batching.fancy_primitive_batchers[pushforward_p] = _batch
-
-
-def first_order(arrays: Arrays) -> Arrays:
-    """The same arrays, which cannot be differentiated in reverse mode.
-
-    Loops whose number of trips is data cannot; this makes sure that the caller meets a message
-    about the policy before JAX meets such a loop.
-    """
-    return [first_order_p.bind(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in arrays]
-
-
-first_order_p = Primitive("scheduled_loop_first_order")
-first_order_p.def_impl(lambda x: x)
-first_order_p.def_abstract_eval(lambda x: x)
-mlir.register_lowering(first_order_p, lambda _, x: [x])
-batching.primitive_batchers[first_order_p] = lambda xs, dims: (first_order_p.bind(*xs), *dims)
-
-
-def _refuse(*_):
-    raise ValueError(
-        "a loop with nested or slots owns its backward pass, so reverse mode cannot be applied to "
-        "its derivatives. Use remat=True (simple remat) for reverse over reverse; forward over "
-        "reverse (jax.jvp of jax.grad, jax.hessian) works with this policy."
-    )
-
-
-ad.deflinear2(first_order_p, _refuse)

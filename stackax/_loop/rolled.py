@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr
 
 from .. import _jax
 from .schedule import Program
+from .slots import read_slot, write_slot
 from .step import Arrays
 
 
@@ -68,6 +69,11 @@ class Loop:
         """Which layer runs at `step`."""
         return self.length - 1 - step if self.reverse else step
 
+    def slices(self, per_layer: Arrays, step: Any) -> Arrays:
+        """The slices of the layer that runs at `step`."""
+        layer = self.layer(step)
+        return [_read(x, layer) for x in per_layer]
+
     def by_layer(self, table: np.ndarray) -> np.ndarray:
         """A table of steps, in the order of the layers."""
         return table[::-1] if self.reverse else table
@@ -79,8 +85,8 @@ class Loop:
 
         def one(step, state):
             carry, outputs = state
+            carry, new = self.step(carry, self.slices(per_layer, step), shared)
             layer = self.layer(step)
-            carry, new = self.step(carry, [_read(x, layer) for x in per_layer], shared)
             return carry, [_write(o, n, layer) for o, n in zip(outputs, new, strict=False)]
 
         return jax.lax.fori_loop(start, stop, one, state)
@@ -93,12 +99,12 @@ class Loop:
 
     def restore(self, kept: Arrays, slot: Any) -> Arrays:
         """The carry in `slot`, back on the device."""
-        return self.on_device([_read(x, slot) for x in kept])
+        return self.on_device([read_slot(x, slot) for x in kept])
 
     def store(self, kept: Arrays, carry: Arrays, slot: Any) -> Arrays:
         """`kept`, with `carry` in `slot`."""
         pairs = zip(kept, self.put_away(carry), strict=True)
-        return [_write(x, value, slot) for x, value in pairs]
+        return [write_slot(x, value, slot) for x, value in pairs]
 
     def on_device(self, arrays: Arrays) -> Arrays:
         """Kept arrays, moved to the device."""

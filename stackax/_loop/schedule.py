@@ -45,8 +45,8 @@ class Program(NamedTuple):
         slots: How many carries are kept at once.
         forward: `(slots, 2)`; the forward pass keeps the carry in slot `i`, then runs the steps
             from `forward[i, 0]` up to `forward[i, 1]`.
-        restore: `(steps,)`; the slot that the backward pass restores before it differentiates
-            step `i`.
+        restore: `(steps, 2)`; the slot that the backward pass restores before it differentiates
+            step `i`, and the step whose carry is in it.
         first, last: `(steps,)`; the rows of `advances` that it then runs.
         advances: `(rows, 3)`; rows of `Advance`.
     """
@@ -190,7 +190,7 @@ def compile_tree(root: Span) -> Program:
 class _Step(NamedTuple):
     """What the backward pass does before it differentiates one step."""
 
-    restore: int
+    restore: tuple[int, int]
     advances: tuple[Advance, ...]
 
 
@@ -205,11 +205,11 @@ def _reverse_span(span: Span, base: int, free: Sequence[int]) -> Iterator[_Step]
     if not span.children:
         for step in reversed(range(span.start, span.stop)):
             advance = Advance(base, span.start, step)
-            yield _Step(base, (advance,) if step > span.start else ())
+            yield _Step((base, span.start), (advance,) if step > span.start else ())
         return
     slots = [base, *free]
     run = zip(slots, span.children[:-1], strict=False)
     pending = tuple(Advance(slot, child.start, child.stop) for slot, child in run)
     for step in _reverse(span.children, slots):
-        yield _Step(base, pending + step.advances) if pending else step
+        yield _Step((base, span.start), pending + step.advances) if pending else step
         pending = ()

@@ -33,7 +33,8 @@ from jax.extend.core import Jaxpr
 
 from .. import _jax
 from .._policy.lower import warn_if_host_is_device
-from .pushforward import Operands, first_order, pushforward
+from .first_order import first_order
+from .pushforward import Operands, pushforward
 from .rolled import Active, Loop, Sizes, fill, pick, slices_of
 from .schedule import Span, compile_tree
 from .slicing import is_key

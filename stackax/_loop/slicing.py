@@ -60,14 +60,14 @@ class Slicer:
 
     Attributes:
         layers: The loop's axis.
-        names: What to call the positional arguments in messages.
+        names: What messages call the positional argument of that index.
         unmarked: What happens to unmarked plain arrays: `"warn"` slices them and says so,
             `"quiet"` slices them.
         is_scanned: Which unmarked arrays may be sliced at all.
     """
 
     layers: Axis
-    names: Sequence[str]
+    names: Callable[[int], str]
     unmarked: Literal["warn", "quiet"]
     is_scanned: Callable[[Any], bool] = lambda leaf: True
 
@@ -163,21 +163,28 @@ class Slicer:
         position, rest = path[1], jax.tree_util.keystr(path[2:])
         if isinstance(position, jax.tree_util.DictKey):
             name = f"argument {position.key!r}"
-        elif position.idx < len(self.names):
-            name = str(self.names[position.idx])
         else:
-            name = f"positional argument {position.idx}"
+            name = self.names(position.idx)
         return name + (f" at {rest}" if rest else "")
 
 
-def argument_names(f: Callable, skip: int) -> list[str]:
-    """What messages call `f`'s positional parameters after the first `skip`, where known."""
+def argument_names(f: Callable, skip: int) -> Callable[[int], str]:
+    """What messages call `f`'s positional arguments, counted after the first `skip`."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
-        return []
+        parameters = []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [f"argument {p.name!r}" for p in parameters[skip:] if p.kind in kinds]
+    fixed = [p.name for p in parameters if p.kind in kinds]
+    rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+
+    def name(index: int) -> str:
+        index += skip
+        if index < len(fixed):
+            return f"argument {fixed[index]!r}"
+        return f"argument '{rest[0]}[{index - len(fixed)}]'" if rest else f"argument {index}"
+
+    return name
 
 
 def infer_axis(name: str, args: tuple, kwargs: dict[str, Any]) -> Axis:

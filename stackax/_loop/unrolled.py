@@ -30,27 +30,34 @@ def run_unrolled(
     if policy.recomputes and steps:
         warn_if_remat_is_undone()
 
-    def rematerialised(f: Callable, name: str) -> Callable:
-        return checkpoint(f, policy, carry_name=f"{carry_name}[{name}]", prevent_cse=True)
-
-    def run_span(span: Span) -> Callable[[Arrays], tuple[Arrays, list[Arrays]]]:
-        """The steps of a span, of which the backward pass has the carry-in alone."""
-        # Where no slot is left, the steps before the last start over from the span's carry-in.
-        rest = span.children or (Span(span.start, span.stop - 1), Span(span.stop - 1, span.stop))
-        return lambda carry: run_spans(rest, carry)
+    def run_step(index: int, carry: Arrays) -> tuple[Arrays, list[Arrays]]:
+        carry, output = steps[index](carry)
+        return carry, [output]
 
     def run_spans(spans: Sequence[Span], carry: Arrays) -> tuple[Arrays, list[Arrays]]:
         outputs = []
         for span in spans:
-            name = f"{span.start}:{span.stop}"
-            if span.steps == 1:
-                carry, output = rematerialised(steps[span.start], name)(carry)
-                outputs.append(output)
-            else:
-                carry, more = rematerialised(run_span(span), name)(carry)
-                outputs.extend(more)
+            carry, more = run_span(span, carry)
+            outputs += more
         return carry, outputs
+
+    def run_span(span: Span, carry: Arrays) -> tuple[Arrays, list[Arrays]]:
+        """Runs a span of which the backward pass is to have the carry-in alone."""
+
+        def run(carry: Arrays) -> tuple[Arrays, list[Arrays]]:
+            if span.children:
+                return run_spans(span.children, carry)
+            # No slot is left: the last step starts over from the span's carry-in, and so does the
+            # span before it.
+            outputs = []
+            if span.steps > 1:
+                carry, outputs = run_span(Span(span.start, span.stop - 1), carry)
+            carry, last = run_step(span.stop - 1, carry)
+            return carry, outputs + last
+
+        name = f"{carry_name}[{span.start}:{span.stop}]"
+        return checkpoint(run, policy, carry_name=name, prevent_cse=True)(carry)
 
     if tree is None:
         return run_spans([Span(i, i + 1) for i in range(len(steps))], init)
-    return run_span(tree)(init)
+    return run_spans(tree.children or (tree,), init)

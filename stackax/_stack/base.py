@@ -316,7 +316,7 @@ def layer_number(index: Any, layers: Axis) -> int:
     return number % layers.size
 
 
-def names_of_arguments(blocks: Any, call: Callable, skip: int) -> list[str]:
+def names_of_arguments(blocks: Any, call: Callable, skip: int) -> Callable[[int], str]:
     """What messages call the arguments of `call`, of which the first `skip` are the loop's own."""
     if call is call_block:
         call = type(blocks).__call__ if callable(blocks) else call

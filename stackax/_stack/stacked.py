@@ -231,7 +231,7 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
 
     def _slicer(self, call: Callable, skip: int) -> Slicer:
         names = base.names_of_arguments(self.stacked, call, skip)
-        return Slicer(self.Block, ["the stack", *names], "warn")
+        return Slicer(self.Block, lambda i: names(i - 1) if i else "the stack", "warn")
 
     def _sliced(self, indices: slice) -> "Stacked[M]":
         count = len(range(len(self))[indices])
