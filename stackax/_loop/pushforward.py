@@ -103,6 +103,10 @@ def _backward(
         # Goes round: the cotangent of the carry, the kept carries, and the sums of the shared
         # arrays' cotangents. Comes out: the cotangents of this layer's slices.
         ct_carry, kept, ct_shared = state
+        if loop.unroll > 1:
+            # Unrolled, steps stand side by side. XLA must not merge an advance with the step that
+            # it ran ahead of, nor start on a step before the one after it is done.
+            ct_carry, kept = jax.lax.optimization_barrier((ct_carry, kept))
         (slot, step), first, last = tables
         state = loop.restore(kept, slot), kept, step
         # The step is where the advances have led, and not another table's entry, so that its

@@ -32,7 +32,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr
 
 from .. import _jax
-from .._policy.lower import warn_if_host_is_device
+from .._policy.lower import warn_if_host_is_device, warn_if_remat_is_undone
 from .first_order import first_order
 from .pushforward import Operands, pushforward
 from .rolled import Active, Loop, Sizes, fill, pick, slices_of
@@ -64,6 +64,8 @@ def run_scheduled(
     """
     if offload:
         warn_if_host_is_device()
+    if unroll > 1:
+        warn_if_remat_is_undone()
     body, init, rekey = _without_keys(step)
     jaxpr, consts, init = _trace(body, init, per_layer, shared)
     # What the step closes over is an argument like any other: it may be differentiated.
