@@ -50,7 +50,7 @@ def generate(
         >>> import jax
         >>> from stackax.lm import Decoder, generate
         >>> from stackax.transformer import TransformerConfig
-        >>> config = TransformerConfig(layers=2, width=16, heads=4, vocab_size=8, seq_len=4)
+        >>> config = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
         >>> decoder = Decoder.init(config, key=jax.random.key(0))
         >>> prompt = hax.named([1, 2, 3], "position")
         >>> generate(decoder, prompt, new_tokens=5, temperature=0.0).shape
@@ -79,7 +79,7 @@ def _generate(decoder, prompt, new_tokens, temperature, top_k, key) -> NamedArra
     def add_token(at, buffer):
         start = jnp.maximum(at - Window.size, 0)
         hidden = decoder.hidden(buffer.slice({POSITION: start}, {POSITION: Window}))
-        last = hidden.take(POSITION, at - 1 - start)
+        last = hidden[POSITION, at - 1 - start]
         token = sample(
             decoder.unembed(last),
             decoder.config.Vocab,

@@ -41,9 +41,9 @@ def cross_entropy(logits: NamedArray, targets: NamedArray, Vocab: Axis | str) ->
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         raise TypeError(f"targets must be integers, not {targets.dtype}")
     Vocab = logits.resolve_axis(axis_name(Vocab))
-    logits = logits.rearrange((*targets.axes, Vocab)).array.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets.array[..., None], axis=-1)[..., 0]
-    return hax.named(jax.nn.logsumexp(logits, axis=-1) - chosen, targets.axes)
+    scores = logits.rearrange((*targets.axes, Vocab)).array.astype(jnp.float32)
+    chosen = jnp.take_along_axis(scores, targets.array[..., None], axis=-1)[..., 0]
+    return hax.named(jax.nn.logsumexp(scores, axis=-1) - chosen, targets.axes)
 
 
 def next_token_loss(
@@ -68,21 +68,22 @@ def next_token_loss(
             the number of targets.
 
     Example:
+        >>> import equinox as eqx
         >>> import haliax as hax
         >>> import jax
         >>> from stackax.lm import Decoder, next_token_loss
         >>> from stackax.transformer import TransformerConfig
-        >>> config = TransformerConfig(layers=2, width=16, heads=4, vocab_size=8, seq_len=4)
+        >>> config = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
         >>> decoder = Decoder.init(config, key=jax.random.key(0))
-        >>> tokens = hax.zeros({"batch": 3, "position": 5}, dtype=int)
-        >>> next_token_loss(decoder, tokens).shape
+        >>> tokens = hax.zeros({"batch": 4, "position": 9}, dtype=int)
+        >>> eqx.filter_jit(next_token_loss)(decoder, tokens).shape
         ()
     """
     inputs, targets = _shift(tokens)
+    Chunks, InChunk = _chunked(targets.resolve_axis(POSITION), chunk)
     hidden = decoder.hidden(inputs)
     if chunk is None:
         return cross_entropy(decoder.unembed(hidden), targets, VOCAB).mean().scalar()
-    Chunks, InChunk = _chunked(targets.resolve_axis(POSITION), chunk)
     hidden, targets = (x.unflatten_axis(POSITION, (Chunks, InChunk)) for x in (hidden, targets))
 
     def add_loss(total, hidden, targets):
@@ -100,7 +101,8 @@ def _shift(tokens: NamedArray) -> tuple[NamedArray, NamedArray]:
     return tokens[POSITION, : size - 1], tokens[POSITION, 1:]
 
 
-def _chunked(Pos: Axis, chunk: int) -> tuple[Axis, Axis]:
+def _chunked(Pos: Axis, chunk: int | None) -> tuple[Axis, Axis]:
+    chunk = Pos.size if chunk is None else chunk
     if chunk < 1 or Pos.size % chunk:
         raise ValueError(f"chunk={chunk} must divide the {Pos.size} positions that are predicted")
     return Axis("chunk", Pos.size // chunk), Pos.resize(chunk)

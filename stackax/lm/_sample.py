@@ -53,7 +53,7 @@ def sample(
     _check_choices(Vocab, temperature, top_k, key)
     rest = tuple(axis for axis in logits.axes if axis != Vocab)
     scores = logits.rearrange((*rest, Vocab)).array.astype(jnp.float32)
-    if temperature == 0:
+    if temperature == 0 or key is None:
         tokens = jnp.argmax(scores, axis=-1)
     else:
         if top_k is not None:

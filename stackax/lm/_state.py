@@ -13,6 +13,7 @@ from haliax import NamedArray
 from jaxtyping import Array, Int
 
 from .._axes import LAYERS
+from .._policy.policy import RematSpec
 from ..transformer import TransformerConfig
 from ._checkpoint import load_checkpoint, read_about, save_checkpoint
 from ._config import TrainingConfig
@@ -28,7 +29,10 @@ class TrainState(eqx.Module):
 
     @staticmethod
     def init(
-        model: TransformerConfig, training: TrainingConfig, *, gradient_checkpointing: Any = False
+        model: TransformerConfig,
+        training: TrainingConfig,
+        *,
+        gradient_checkpointing: RematSpec = False,
     ) -> "TrainState":
         """The state before the first step.
 
@@ -43,8 +47,8 @@ class TrainState(eqx.Module):
         Example:
             >>> from stackax.lm import TrainingConfig, TrainState
             >>> from stackax.transformer import TransformerConfig
-            >>> model = TransformerConfig(layers=2, width=16, heads=4, vocab_size=256, seq_len=8)
-            >>> training = TrainingConfig(steps=10, batch=4, learning_rate=1e-3)
+            >>> model = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
+            >>> training = TrainingConfig(steps=20, batch=4, learning_rate=1e-2)
             >>> int(TrainState.init(model, training).step)
             0
         """
@@ -74,8 +78,8 @@ def save_state(
         >>> import tempfile
         >>> from stackax.lm import TrainingConfig, TrainState, read_about, save_state
         >>> from stackax.transformer import TransformerConfig
-        >>> model = TransformerConfig(layers=2, width=16, heads=4, vocab_size=256, seq_len=8)
-        >>> training = TrainingConfig(steps=10, batch=4, learning_rate=1e-3)
+        >>> model = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
+        >>> training = TrainingConfig(steps=20, batch=4, learning_rate=1e-2)
         >>> folder = tempfile.mkdtemp()
         >>> save_state(folder, TrainState.init(model, training), training, text="a book")
         >>> read_about(folder)["model"]["width"], read_about(folder)["text"]
@@ -90,7 +94,7 @@ def save_state(
 
 
 def load_state(
-    directory: str | os.PathLike, *, gradient_checkpointing: Any = False
+    directory: str | os.PathLike, *, gradient_checkpointing: RematSpec = False
 ) -> tuple[TrainState, TrainingConfig]:
     """What `save_state` wrote into `directory`.
 
@@ -110,13 +114,13 @@ def load_state(
         >>> import tempfile
         >>> from stackax.lm import TrainingConfig, TrainState, load_state, save_state
         >>> from stackax.transformer import TransformerConfig
-        >>> model = TransformerConfig(layers=2, width=16, heads=4, vocab_size=256, seq_len=8)
-        >>> training = TrainingConfig(steps=10, batch=4, learning_rate=1e-3)
+        >>> model = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
+        >>> training = TrainingConfig(steps=20, batch=4, learning_rate=1e-2)
         >>> folder = tempfile.mkdtemp()
         >>> save_state(folder, TrainState.init(model, training), training)
         >>> state, training = load_state(folder)
         >>> state.decoder.config.width, training.steps
-        (16, 10)
+        (16, 20)
     """
     about = read_about(directory)
     if not {"model", "training"} <= about.keys():
@@ -134,7 +138,7 @@ def optimizer_of(training: TrainingConfig) -> optax.GradientTransformation:
     Example:
         >>> from stackax.lm import TrainingConfig
         >>> from stackax.lm._state import optimizer_of
-        >>> optimizer_of(TrainingConfig(steps=10, batch=4, learning_rate=1e-3)).init is not None
+        >>> optimizer_of(TrainingConfig(steps=20, batch=4, learning_rate=1e-2)).init is not None
         True
     """
     peak = training.learning_rate

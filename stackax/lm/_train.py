@@ -38,7 +38,7 @@ def train(
     Example:
         >>> from stackax.lm import TrainingConfig, TrainState, corpus_of, train
         >>> from stackax.transformer import TransformerConfig
-        >>> model = TransformerConfig(layers=2, width=16, heads=4, vocab_size=256, seq_len=8)
+        >>> model = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
         >>> training = TrainingConfig(steps=20, batch=4, learning_rate=1e-2)
         >>> losses = []
         >>> state = TrainState.init(model, training)
@@ -74,7 +74,7 @@ def validation_loss(decoder: Decoder, corpus: Corpus, *, windows: int = 64) -> f
     Example:
         >>> from stackax.lm import TrainingConfig, TrainState, corpus_of, validation_loss
         >>> from stackax.transformer import TransformerConfig
-        >>> model = TransformerConfig(layers=2, width=16, heads=4, vocab_size=256, seq_len=8)
+        >>> model = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
         >>> training = TrainingConfig(steps=20, batch=4, learning_rate=1e-2)
         >>> state = TrainState.init(model, training)
         >>> 5 < validation_loss(state.decoder, corpus_of([b"to be or not to be " * 20])) < 6

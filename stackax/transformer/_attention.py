@@ -80,12 +80,13 @@ class Attention(eqx.Module):
             ValueError: if `x` lacks an axis, or `positions` has one that `x` has not.
 
         Example:
+            >>> import equinox as eqx
             >>> import haliax as hax
             >>> import jax
             >>> from stackax.transformer import TransformerConfig, Attention
             >>> config = TransformerConfig(layers=1, width=16, heads=4, vocab_size=8, seq_len=4)
             >>> attention = Attention.init(config, key=jax.random.key(0))
-            >>> attention(hax.ones((config.Pos, config.Embed))).shape
+            >>> eqx.filter_jit(attention)(hax.ones((config.Pos, config.Embed))).shape
             {'position': 4, 'embed': 16}
         """
         config = self.config

@@ -22,4 +22,5 @@ def rms_norm(config: TransformerConfig) -> hax.nn.RmsNorm:
         >>> rms_norm(config).weight.shape
         {'embed': 16}
     """
-    return hax.nn.RmsNorm.init(config.Embed, eps=config.norm_eps, use_bias=False, dtype=jnp.float32)
+    dtype = jnp.dtype("float32")
+    return hax.nn.RmsNorm.init(config.Embed, eps=config.norm_eps, use_bias=False, dtype=dtype)

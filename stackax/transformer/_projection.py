@@ -4,6 +4,7 @@ import dataclasses
 
 import haliax as hax
 from haliax import NamedArray
+from haliax.axis import axis_spec_to_tuple
 
 from .._axes import forbid_axes, require_axes
 
@@ -36,6 +37,6 @@ def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
         >>> project(linear, hax.ones({"position": 3, "embed": 8}, dtype=jnp.bfloat16)).dtype
         dtype(bfloat16)
     """
-    require_axes("x", x, *hax.axis.ensure_tuple(linear.In))
-    forbid_axes("x", x, *hax.axis.ensure_tuple(linear.Out))
+    require_axes("x", x, *axis_spec_to_tuple(linear.In))
+    forbid_axes("x", x, *axis_spec_to_tuple(linear.Out))
     return dataclasses.replace(linear, weight=linear.weight.astype(x.dtype))(x)
