@@ -59,15 +59,12 @@ def _pushforward(*operands: Any, loop: Loop, active: Active) -> Arrays:
     inside = active._replace(carry=loop.inexact_carry)
     t_carry = fill([jnp.zeros_like(c) for c in carry], active.carry, x.t_carry)
 
-    @jax.checkpoint
-    def jvp(carry, t_carry, slices, t_slices):
-        f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
-        return jax.jvp(f, primals, (t_carry, t_slices, x.t_shared), has_aux=True)
-
     def body(state, xs):
         carry, t_carry = state
         slices, t_slices = xs
-        _, (t_carry, t_outputs), carry = jvp(carry, t_carry, slices, t_slices)
+        f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
+        tangents = (t_carry, t_slices, x.t_shared)
+        _, (t_carry, t_outputs), carry = jax.jvp(f, primals, tangents, has_aux=True)
         return (carry, t_carry), t_outputs
 
     (_, t_carry), t_outputs = jax.lax.scan(
@@ -81,13 +78,17 @@ def _pushforward(*operands: Any, loop: Loop, active: Active) -> Arrays:
 
 
 def _backward(
-    loop: Loop,
-    active: Active,
-    x: Operands,
-    ct_carry: Arrays,
-    ct_stacked: Arrays,
+    loop: Loop, active: Active, x: Operands, ct_carry: Arrays, ct_stacked: Arrays
 ) -> tuple[Arrays, Arrays, Arrays]:
-    """Cotangents of the first carry, of the active slices and of the active shared arrays."""
+    """Cotangents of the first carry, of the active slices and of the active shared arrays.
+
+    Args:
+        loop: The loop.
+        active: What is differentiated.
+        x: What the loop ran on, and what it kept.
+        ct_carry: Cotangents of the last carry's inexact arrays.
+        ct_stacked: Cotangents of the outputs' inexact arrays, layers first.
+    """
     advances = jnp.asarray(loop.program.advances)
     inside = active._replace(carry=loop.inexact_carry)
 
