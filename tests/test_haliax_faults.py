@@ -202,7 +202,7 @@ def test_an_unrolled_loop_under_remat_computes_again():
 
 
 def test_an_unrolled_loop_under_remat_asks_for_a_barrier():
-    """Fault 5, where a compiler drops the barrier too: the program has it, and a warning says so."""
+    """Fault 5, where a compiler drops the barrier too: it is asked for, and a warning says so."""
     stack, x = PLAIN_MLP.stack(3, True), PLAIN_MLP.carry(jr.key(0))
     lower._warn_once.cache_clear()
     says_so = contextlib.nullcontext() if KEEPS_BARRIERS else pytest.warns(UserWarning)

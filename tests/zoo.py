@@ -353,7 +353,7 @@ _WIDE = _QKV | {"out_proj", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo"}
 NONE = Policy("none", False)
 SIMPLE = Policy("simple", True)
 NESTED = _nested(True)
-SLOTS2 = _slots(2)
+SLOTS1, SLOTS2 = _slots(1), _slots(2)
 INTERNALS = Policy("internals", ScanCheckpointPolicy(save_block_internals=True))
 NAMES = Policy("names", ScanCheckpointPolicy(save_block_internals=["mlpwi"]), frozenset({"mlpwi"}))
 OFFLOADED_CARRIES = Policy(
@@ -388,14 +388,15 @@ PRESETS = (
     Policy("minimal_offloaded", "minimal_offloaded", _WIDE, offloads=True),
 )
 
-# One policy per loop that has remat: what every block is tried with.
-CORE_POLICIES = (SIMPLE, SLOTS2)
+# One policy per loop that has remat: what every block is tried with, in stacks of two layers.
+CORE_POLICIES = (SIMPLE, SLOTS1)
 
 
 def schedules(n: int) -> tuple[Policy, ...]:
     """Every way to keep only some of n carries."""
-    slots = tuple(_slots(k) for k in sorted({1, 2, 3, n, n + 3}))
-    return slots + (NESTED, _nested(2), _nested((2, 2)))
+    slots = tuple(_slots(k) for k in sorted({1, 2, 3, n, n + 3} if n > 3 else {1, n + 3}))
+    nested = (_nested(2), _nested((2, 2))) if n > 3 else ()
+    return slots + (NESTED, *nested)
 
 
 def policies(n: int) -> tuple[Policy, ...]:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import math
+import shlex
 import signal
 import sys
 import threading
@@ -34,7 +35,8 @@ from ..lm import (
 from ..transformer import TransformerConfig
 from .options import Parser, as_typed, policy_name, policy_of, positive, whole
 
-# Without an option, a run takes one to two minutes on two cores.
+# Without an option, a run takes one to two minutes on two cores. There, recomputing each layer is
+# faster than keeping its internals: memory is what a small step waits for.
 DEFAULTS = {
     "text": None,
     "layers": 4,
@@ -42,10 +44,10 @@ DEFAULTS = {
     "heads": 4,
     "kv_heads": None,
     "seq_len": 64,
-    "remat": "none",
+    "remat": "full",
     "dtype": "float32",
     "batch": 16,
-    "steps": 300,
+    "steps": 320,
     "lr": 4e-3,
     "seed": 0,
     "sample_tokens": 256,
@@ -110,7 +112,8 @@ def run(typed: dict[str, Any], parser: Parser) -> int:
     except FloatingPointError as error:
         parser.error(f"{error}: type a smaller rate than --lr {job.options['lr']}")
     if step < job.training.steps:
-        where = f" --checkpoint {job.options['checkpoint']}" if "checkpoint" in typed else ""
+        folder = shlex.quote(job.options["checkpoint"])
+        where = f" --checkpoint {folder}" if "checkpoint" in typed else ""
         print(f"stopped after step {step} of {job.training.steps} and saved; to go on:")
         print(f"python -m stackax train{where} --resume")
         return 130
@@ -223,7 +226,7 @@ def _options_of_run(typed: dict[str, Any]) -> dict[str, Any]:
                 f"{name}={about['options'][name]}: leave it out to go on with that run, or leave "
                 f"out --resume to begin another"
             )
-    options = about["options"] | typed | {"checkpoint": directory}
+    options = DEFAULTS | about["options"] | typed | {"checkpoint": directory}
     if options["steps"] <= about["step"]:
         raise ValueError(
             f"steps={options['steps']} are done: the run in {directory} is at step "
@@ -254,10 +257,11 @@ def _train(job: Job) -> tuple[TrainState, int]:
     with _interrupts() as asked_to_stop, _Progress(job, step) as progress:
         for step, (state, loss) in enumerate(train(state, job.corpus, job.training), step + 1):
             progress.show(step, loss)
-            if step % LOSS_EVERY == 0 and not math.isfinite(loss):
-                raise FloatingPointError(f"the loss is {loss} at step {step}")
             is_last = step == job.training.steps or asked_to_stop.is_set()
-            if is_last or step % job.options["save_every"] == 0:
+            is_saved = is_last or step % job.options["save_every"] == 0
+            if (is_saved or step % LOSS_EVERY == 0) and not math.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss} at step {step}")
+            if is_saved:
                 if not saved and (aside := set_checkpoint_aside(job.options["checkpoint"])):
                     tqdm.write(f"the checkpoint of an earlier run is now {aside}", file=sys.stderr)
                 _save(job, state)

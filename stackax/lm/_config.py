@@ -19,6 +19,7 @@ class TrainingConfig:
         dtype: What the blocks compute in, "float32" or "bfloat16". Weights stay in float32.
 
     Raises:
+        TypeError: if `steps`, `batch` or `seed` is not an int.
         ValueError: if a number is out of range, or `dtype` is another one.
 
     Example:
@@ -36,6 +37,9 @@ class TrainingConfig:
     dtype: str = "float32"
 
     def __post_init__(self):
+        for name in ("steps", "batch", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be a whole number")
         for name in ("steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")

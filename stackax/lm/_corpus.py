@@ -32,6 +32,13 @@ class Corpus:
         train: The bytes to train on, a uint8 array of one dimension.
         validation: The bytes kept from training, a uint8 array of one dimension.
         files: Number of files that they come from.
+
+    Example:
+        >>> import numpy as np
+        >>> from stackax.lm import Corpus
+        >>> train, validation = np.array([97, 98], np.uint8), np.array([99], np.uint8)
+        >>> Corpus(train, validation, files=1).train.tobytes()
+        b'ab'
     """
 
     train: np.ndarray
@@ -40,7 +47,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """A hash by which two corpora can be told apart.
+        """A hash in hexadecimal digits, by which two corpora can be told apart.
 
         Example:
             >>> from stackax.lm import corpus_of

@@ -69,7 +69,7 @@ def validation_loss(decoder: Decoder, corpus: Corpus, *, windows: int = 64) -> f
         The mean loss of their bytes, in nats per byte.
 
     Raises:
-        ValueError: if the validation text is shorter than a sequence.
+        ValueError: if the validation text is shorter than a sequence, or `windows` is below 1.
 
     Example:
         >>> from stackax.lm import TrainingConfig, TrainState, corpus_of, validation_loss
@@ -80,6 +80,8 @@ def validation_loss(decoder: Decoder, corpus: Corpus, *, windows: int = 64) -> f
         >>> 5 < validation_loss(state.decoder, corpus_of([b"to be or not to be " * 20])) < 6
         True
     """
+    if windows < 1:
+        raise ValueError(f"windows={windows} must be at least 1")
     size = decoder.config.seq_len + 1
     text = corpus.validation
     _check_length("validation", text, size)

@@ -125,7 +125,7 @@ def _check_size(name: str, value: int) -> None:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
+    if isinstance(value, str) or not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}={value} must be a positive finite number")
 
 

@@ -120,12 +120,12 @@ def test_every_policy_leaves_the_gradients_of_a_block_seq_unchanged(policy):
 
 @ft.cache
 def every_block(block: Block):
-    cases = {policy.name: program(block, 3, policy) for policy in CORE_POLICIES}
-    return run_cases(cases | {"python loop": reference(block, 3)}, 3, block)
+    cases = {policy.name: program(block, 2, policy) for policy in CORE_POLICIES}
+    return run_cases(cases | {"python loop": reference(block, 2)}, 2, block)
 
 
 @pytest.mark.parametrize("policy", CORE_POLICIES, ids=lambda p: p.name)
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.name)
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b is not VOCABULARY], ids=lambda b: b.name)
 def test_every_block_has_the_gradients_of_the_python_loop(block, policy):
     check(every_block(block), policy.name, block)
 
@@ -146,19 +146,16 @@ def test_every_schedule_is_right_at_every_length(n, policy):
 
 
 LOOPS = {
-    "reversed": dict(reverse=True),
-    "unrolled": dict(unroll=True),
-    "reversed and unrolled by 2": dict(reverse=True, unroll=2),
+    "simple, reversed, unrolled by 2": (SIMPLE, dict(reverse=True, unroll=2)),
+    "slots=2, reversed": (SLOTS2, dict(reverse=True)),
+    "slots=2, unrolled": (SLOTS2, dict(unroll=True)),
+    "slots=2, reversed, unrolled by 2": (SLOTS2, dict(reverse=True, unroll=2)),
 }
 
 
 @ft.cache
 def every_loop(block: Block):
-    cases = {
-        f"{policy.name}, {loop}": program(block, 3, policy, **options)
-        for policy in CORE_POLICIES
-        for loop, options in LOOPS.items()
-    }
+    cases = {name: program(block, 3, policy, **how) for name, (policy, how) in LOOPS.items()}
     references = {
         f"python loop, {backwards}": reference(block, 3, reverse=backwards)
         for backwards in (False, True)
@@ -167,7 +164,6 @@ def every_loop(block: Block):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("policy", CORE_POLICIES, ids=lambda p: p.name)
-def test_reversed_and_unrolled_scans_have_the_gradients_of_the_python_loop(policy, loop):
-    expected = f"python loop, {bool(LOOPS[loop].get('reverse'))}"
-    check(every_loop(RECORDING), f"{policy.name}, {loop}", RECORDING, expected)
+def test_reversed_and_unrolled_scans_have_the_gradients_of_the_python_loop(loop):
+    expected = f"python loop, {bool(LOOPS[loop][1].get('reverse'))}"
+    check(every_loop(RECORDING), loop, RECORDING, expected)

@@ -29,13 +29,10 @@ def carries(problem: Problem, n: int, policy) -> float:
 def test_the_promises_for_97_layers_hold(problem):
     assert problem.carry_bytes in (2**21, 2**20)
     simple = carries(problem, 97, True)
-    by_hand = carries(problem, 97, "lax remat")
     few, many = (carries(problem, 97, ScanCheckpointPolicy(slots=k)) for k in (8, 16))
-    assert simple == pytest.approx(by_hand, rel=0.01)
     assert 8 * 0.98 <= many - few <= 8 * 1.02
     # The working set of one block, weights' gradients included, is the rest.
     assert many <= 0.5 * simple
-    assert carries(problem, 97, "nested") <= simple
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ def test_validation_covers_the_held_out_text_evenly(straight, loss_and_gradient)
     windows = np.stack([text[start : start + 9] for start in (0, 18, 36, 55)]).astype(np.int32)
     expected, _ = loss_and_gradient(decoder, hax.named(windows, ("batch", "position")))
     np.testing.assert_allclose(validation_loss(decoder, CORPUS, windows=4), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="windows=0 must be at least 1"):
+        validation_loss(decoder, CORPUS, windows=0)
     # No more than fit: 7 windows of 9 bytes.
     assert validation_loss(decoder, CORPUS, windows=7) == validation_loss(decoder, CORPUS)
 
@@ -152,6 +154,11 @@ def test_text_shorter_than_a_sequence_raises_and_says_what_would_do(straight):
 def test_numbers_out_of_range_raise_by_name(wrong, needle):
     with pytest.raises(ValueError, match=needle):
         TrainingConfig(**dict(steps=1, batch=1, learning_rate=1.0) | wrong)
+
+
+def test_a_fraction_of_a_step_raises():
+    with pytest.raises(TypeError, match="steps=1.5 must be a whole number"):
+        TrainingConfig(steps=1.5, batch=1, learning_rate=1.0)
 
 
 def test_a_vocabulary_without_all_bytes_raises():

@@ -55,7 +55,8 @@ def relative_error(actual, expected) -> float:
         assert a.shape == b.shape and a.dtype == b.dtype
         if a.dtype == jax.dtypes.float0 or a.size == 0:
             continue
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        wide = np.complex128 if jnp.issubdtype(a.dtype, jnp.complexfloating) else np.float64
+        a, b = np.asarray(a, wide), np.asarray(b, wide)
         assert np.all(np.isfinite(a))
         errors.append(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30))
     return max(errors)
