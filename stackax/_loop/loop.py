@@ -58,9 +58,10 @@ def scan(
         >>> import haliax as hax
         >>> from stackax import scan
         >>> Time = hax.Axis("time", 3)
-        >>> last, sums = scan(lambda carry, x: (carry + x, carry + x), Time)(0, hax.arange(Time))
-        >>> int(last), sums.axes, [int(s) for s in sums.array]
-        (3, (Axis('time', 3),), [0, 1, 3])
+        >>> running_sum = scan(lambda total, x: (total + x, total + x), Time)
+        >>> last, sums = running_sum(hax.zeros((), dtype=int), hax.arange(Time))
+        >>> int(last.array), sums.shape, sums.array.tolist()
+        (3, {'time': 3}, [0, 1, 3])
 
     References:
         Mirrors `haliax.scan`.
@@ -99,7 +100,8 @@ def fold(
         >>> import haliax as hax
         >>> from stackax import fold
         >>> Time = hax.Axis("time", 3)
-        >>> int(fold(lambda carry, x: carry + x, "time")(0, hax.arange(Time)))
+        >>> total = fold(lambda carry, x: carry + x, "time")
+        >>> int(total(hax.zeros((), dtype=int), hax.arange(Time)).array)
         3
 
     References:

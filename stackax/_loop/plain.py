@@ -33,7 +33,7 @@ def run_plain(
     # XLA inlines a loop of one trip. Where the loop survives, forward and backward pass are two
     # loops that nothing can merge, and a barrier would only cost copies.
     survives = length >= 2 and unroll < length
-    if policy.recomputes and not survives:
+    if policy.recomputes and length > 0 and not survives:
         warn_if_remat_is_undone()
     rematerialised = checkpoint(
         step, policy, carry_name=carry_name, prevent_cse=not survives or unroll > 1

@@ -42,7 +42,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
         >>> keys = jax.random.split(jax.random.key(0), 2)
         >>> linear = eqx.nn.Linear(4, 4, key=keys[0])
         >>> mlp = eqx.nn.MLP(4, 4, width_size=8, depth=1, key=keys[1])
-        >>> layers = BlockSeq.from_layers([linear, mlp], gradient_checkpointing=True)
+        >>> layers = BlockSeq.from_layers([linear, mlp])
         >>> layers.fold(jnp.ones(4)).shape, len(layers)
         ((4,), 2)
 
@@ -125,8 +125,8 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
             >>> import equinox as eqx, jax
             >>> from stackax import BlockSeq
             >>> blocks = [eqx.nn.Linear(4, 4, key=jax.random.key(i)) for i in range(3)]
-            >>> BlockSeq.from_layers(blocks, "depth").Layers
-            Axis('depth', 3)
+            >>> BlockSeq.from_layers(blocks, "depth").Layers.name
+            'depth'
         """
         blocks = list(blocks)
         return cls(blocks, base.axis_for(Layers, len(blocks)), gradient_checkpointing)

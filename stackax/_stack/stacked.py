@@ -121,8 +121,8 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
             >>> import equinox as eqx, jax
             >>> from stackax import Stacked
             >>> blocks = [eqx.nn.Linear(4, 4, key=jax.random.key(i)) for i in range(3)]
-            >>> Stacked.from_layers(blocks).Layers
-            Axis('layers', 3)
+            >>> Stacked.from_layers(blocks).stacked.weight.shape
+            (3, 4, 4)
         """
         blocks = list(blocks)
         if not blocks:
