@@ -36,7 +36,9 @@ def stacked_aval(size: int, aval: Any) -> Any:
 def stacked_zeros(size: int, aval: Any) -> jax.Array:
     """Zeros of the type that `stacked_aval` gives."""
     stacked = stacked_aval(size, aval)
-    return jax.lax.full(stacked.shape, 0, stacked.dtype, sharding=explicit_sharding(stacked))
+    zeros = jax.lax.full(stacked.shape, 0, stacked.dtype, sharding=explicit_sharding(stacked))
+    varying = tuple(aval.mat.varying)  # over mesh axes, inside shard_map
+    return jax.lax.pcast(zeros, varying, to="varying") if varying else zeros
 
 
 def explicit_sharding(aval: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import haliax as hax
 import jax
 from haliax import Axis
 
@@ -181,7 +182,7 @@ def _curried(
     may_slice = is_scanned if callable(is_scanned) else lambda _: is_scanned
 
     def scanned(init: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        layers = axis if isinstance(axis, Axis) else infer_axis(axis, args, kwargs)
+        layers = axis if isinstance(axis, Axis) else infer_axis(axis, args, kwargs, may_slice)
         arguments = Slicer(layers, names, "quiet", may_slice).take_apart(args, kwargs)
         return run(f, init, arguments, layers, policy=policy, reverse=reverse, unroll=unroll)
 
@@ -219,7 +220,7 @@ def run(
     """Loops over arguments that are taken apart already; compiled once where called eagerly."""
     options = (layers, policy, bool(reverse), trip_length(unroll, layers.size))
     if _can_be_compiled(f, init, arguments):
-        return _run_compiled(f, init, arguments, options)
+        return _run_compiled(f, init, arguments, options, _fingerprint(init, arguments))
     return _run(f, init, arguments, options)
 
 
@@ -272,14 +273,29 @@ def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[
 
 
 @eqx.filter_jit
-def _run_compiled(f: Callable, init: Any, arguments: Arguments, options: tuple) -> Any:
+def _run_compiled(
+    f: Callable, init: Any, arguments: Arguments, options: tuple, fingerprint: tuple
+) -> Any:
     return _run(f, init, arguments, options)
+
+
+def _fingerprint(init: Any, arguments: Arguments) -> tuple:
+    """What tells apart calls whose parts are equal: 1 is True, and 0.0 is -0.0."""
+    shown = tuple((type(leaf).__name__, repr(leaf)) for leaf in _numbers(init, arguments))
+    mapping = hax.partitioning.current_thread_local_mapping() or {}
+    return shown, tuple(sorted((name, str(where)) for name, where in mapping.items()))
+
+
+def _numbers(init: Any, arguments: Arguments) -> list[Any]:
+    parts = jax.tree.leaves(init) + [leaf.value for leaf in arguments.leaves]
+    return [part for part in parts if isinstance(part, (bool, int, float, complex))]
 
 
 def _can_be_compiled(f: Callable, init: Any, arguments: Arguments) -> bool:
     """Whether a call is eager, and the same call again can be recognised.
 
-    A function with a closure may mean something else the next time.
+    A function with a closure may mean something else the next time, and so may an object that is
+    equal to itself alone, whatever it holds.
     """
     if not _jax.nothing_is_being_traced() or not isinstance(f, PerBlock):
         return False
@@ -290,7 +306,14 @@ def _can_be_compiled(f: Callable, init: Any, arguments: Arguments) -> bool:
         hash((tuple(jax.tree.leaves(static)), jax.tree.structure(static)))
     except TypeError:
         return False
-    return True
+    parts = jax.tree.leaves(static) + [leaf.value for leaf in arguments.leaves]
+    return all(_means_the_same_again(part) for part in parts)
+
+
+def _means_the_same_again(part: Any) -> bool:
+    if isinstance(part, types.FunctionType):
+        return not part.__closure__
+    return part is None or callable(part) or type(part).__hash__ is not object.__hash__
 
 
 def _check_names(

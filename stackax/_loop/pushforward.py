@@ -186,7 +186,8 @@ def _batch(axis_data: Any, operands: Sequence, dims: Sequence, *, loop: Loop, ac
     if all(dim is None for dim in d.per_layer + d.shared + d.kept):
         # Only the tangents are batched, as in jacfwd: map the scan over them alone.
         f = ft.partial(_pushforward, loop=loop, active=active)
-        out = jax.vmap(f, in_axes=tuple(dims), axis_size=axis_data.size)(*operands)
+        names = {"axis_name": axis_data.name, "spmd_axis_name": axis_data.spmd_name}
+        out = jax.vmap(f, in_axes=tuple(dims), axis_size=axis_data.size, **names)(*operands)
         return out, [0] * len(out)
     # Otherwise the step is made to work on a batch. Slices and shared arrays are batched where
     # they or their tangents are; the carry always.

@@ -91,6 +91,11 @@ class Slicer:
         if isinstance(value, LayerIndex):
             return Leaf("per_layer"), jnp.arange(self.layers.size, dtype=jnp.int32)
         if not is_array(value):
+            if rule == "per_layer" and isinstance(value, (bool, int, float, complex)):
+                raise ValueError(
+                    f"{self._name(path)} is marked per_layer, but holds {value!r}, which is no "
+                    "array: write jnp.array([...]), with one entry a layer."
+                )
             return Leaf("static", value=value), None
         if rule == "shared" or (rule in ("warn", "quiet") and not self.is_scanned(value)):
             return _whole(value)
@@ -187,16 +192,22 @@ def argument_names(f: Callable, skip: int) -> Callable[[int], str]:
     return name
 
 
-def infer_axis(name: str, args: tuple, kwargs: dict[str, Any]) -> Axis:
+def infer_axis(
+    name: str, args: tuple, kwargs: dict[str, Any], is_scanned: Callable[[Any], bool]
+) -> Axis:
     """The axis of that name among the arguments, or one as long as the first sliced array."""
     tree, rules = _unmark((args, kwargs), "quiet")
     leaves = jax.tree.leaves(tree, is_leaf=_is_leaf)
-    sliced = [leaf for leaf, rule in zip(leaves, rules, strict=True) if rule != "shared"]
+    sliced = [
+        leaf
+        for leaf, rule in zip(leaves, rules, strict=True)
+        if is_array(leaf) and (rule == "per_layer" or (rule == "quiet" and is_scanned(leaf)))
+    ]
     for leaf in sliced:
         if isinstance(leaf, NamedArray) and name in (axis.name for axis in leaf.axes):
             return leaf.resolve_axis(name)
     for leaf in sliced:
-        if is_array(leaf) and not is_named(leaf) and leaf.ndim > 0:
+        if not is_named(leaf) and leaf.ndim > 0:
             return Axis(name, leaf.shape[0])
     raise ValueError(
         f"no argument has the axis {name!r}, so the number of steps is unknown: give the axis as "
@@ -206,7 +217,7 @@ def infer_axis(name: str, args: tuple, kwargs: dict[str, Any]) -> Axis:
 
 def is_array(x: Any) -> bool:
     """Whether `x` is an array of JAX or NumPy, or stands for one."""
-    return hasattr(x, "shape") and hasattr(x, "dtype")
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type)
 
 
 def is_key(x: Any) -> bool:

@@ -1,6 +1,7 @@
 """From a policy to `jax.checkpoint`, of which this is the only caller."""
 
 import functools as ft
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from .._warn import warn_caller
 from .names import checkpoint_name
 from .policy import ScanCheckpointPolicy
 
+_SERIAL = itertools.count()
+
 
 def checkpoint(
     step: Callable, policy: ScanCheckpointPolicy, *, carry_name: str, prevent_cse: bool
@@ -20,13 +23,15 @@ def checkpoint(
     Args:
         step: Takes the carry first; its carry and arguments are pytrees of arrays.
         policy: Its `nested` and `slots` are a loop's business, not a step's, and are ignored.
-        carry_name: A name for the carry that no enclosing loop uses: a policy sees the names in
-            the loops inside its step, and must not take their carries for its own.
+        carry_name: What the carry's name begins with. It is made unique: a policy sees the names
+            in the loops inside its step, and must not take their carries for its own.
         prevent_cse: What to do where the policy leaves it to the loop.
     """
     if not policy.recomputes:
         return step
     offloads_carries = policy.save_carries == "offload"
+    # Loops over axes of one name can be nested, each with its own step: no two names are equal.
+    carry_name = f"{carry_name}#{next(_SERIAL)}"
     if offloads_carries or policy.offloaded_names:
         warn_if_host_is_device()
 

@@ -83,6 +83,8 @@ def find_names(step: Callable, args: Any, policy: ScanCheckpointPolicy) -> Names
         return jax.vjp(jax.checkpoint(of_inexact, policy=record), *some)[1]
 
     jaxpr = jax.make_jaxpr(residuals)(leaves).jaxpr
+    if wanted - present:  # there may be names that no policy is asked about, as in a while loop
+        present |= _names_within(jax.make_jaxpr(step)(*args).jaxpr)
     kept = {name for var in jaxpr.outvars for name in _names_behind(jaxpr, var)}
     return NamesSeen(frozenset(present), frozenset(kept))
 
@@ -122,6 +124,12 @@ def check_names(policy: ScanCheckpointPolicy, seen: Iterable[NamesSeen], axis_na
         )
 
 
+def _names_within(jaxpr: Jaxpr) -> set[str]:
+    names = {eqn.params["name"] for eqn in jaxpr.eqns if eqn.primitive is name_p}
+    inner = (j for eqn in jaxpr.eqns for j in jaxprs_in_params(eqn.params))
+    return names.union(*(_names_within(j) for j in inner))
+
+
 # Between a named value and the residual that JAX saves of it stand at most these.
 _PASS_THROUGH = frozenset({"device_put", "reduce_precision", "optimization_barrier", "copy"})
 
@@ -144,4 +152,4 @@ def _names_behind(jaxpr: Jaxpr, var: Any) -> set[str]:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import equinox as eqx
 from haliax import Axis
 
 from .._loop.loop import PerBlock
@@ -335,6 +336,11 @@ def check_axis(Block: Any) -> None:
 
 def builder(module: Any) -> Callable:
     """What makes a block: `module.init` if there is one, else the class or factory itself."""
+    if isinstance(module, eqx.Module):
+        raise TypeError(
+            f"a block is made by a class or a function, but this {type(module).__name__} is a "
+            "block already: give its class, or stack blocks with from_layers."
+        )
     init = getattr(module, "init", module)
     if not callable(init):
         raise TypeError(f"a block is made by a class or a function, which {module!r} is not.")
@@ -354,6 +360,8 @@ def initial_policy(
         DeprecationWarning,
         stacklevel=3,
     )
+    if not policy.recomputes:  # Haliax takes it here too, where there is nothing to prevent
+        return policy
     return dataclasses.replace(policy, prevent_cse=prevent_cse)
 
 

@@ -77,7 +77,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
 
         Raises:
             ValueError: An argument to be sliced has another size; there is no such policy.
-            TypeError: `Block` is not an axis, or `module` makes no block.
+            TypeError: `Block` is not an axis, or `module` neither a class nor a function.
 
         Example:
             >>> import equinox as eqx, jax

@@ -77,7 +77,7 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
 
         Raises:
             ValueError: An argument to be sliced has another size; there is no such policy.
-            TypeError: `Block` is not an axis, or `module` makes no block.
+            TypeError: `Block` is not an axis, or `module` neither a class nor a function.
 
         Example:
             >>> import equinox as eqx, jax
@@ -251,9 +251,18 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
 
     def _has_layers(self, leaf: Any) -> bool:
         """Whether a leaf of `stacked` holds something for each layer; others are shared."""
+        if not is_array(leaf):
+            return False
         if is_named(leaf):
-            return self.Block.name in (axis.name for axis in leaf.axes)
-        return is_array(leaf) and leaf.ndim > 0
+            size = {axis.name: axis.size for axis in leaf.axes}.get(self.Block.name)
+        else:
+            size = leaf.shape[0] if leaf.ndim else None
+        if size not in (None, self.Block.size):
+            raise ValueError(
+                f"the stack has {self.Block.size} layers, but an array of it has {size} along "
+                f"{self.Block.name!r}: {leaf.dtype}{leaf.shape}."
+            )
+        return size is not None
 
     def _template(self) -> Any:
         """The type of a layer, without arrays; the stack itself may have none either."""

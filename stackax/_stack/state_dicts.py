@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from haliax.state_dict import StateDict, from_state_dict, to_state_dict, with_prefix
 
+from .._loop.slicing import is_array
+from .._policy.policy import did_you_mean
+
 
 def of_layers(blocks: Iterable[Any], prefix: str | None) -> StateDict:
     """The arrays of the blocks, each block's under its index."""
@@ -27,7 +30,8 @@ def into_layers(state_dict: StateDict, prefix: str | None, templates: Sequence[A
     """
     pattern = re.compile(re.escape(with_prefix(prefix, "") or "") + r"(\d+)(\.|$)")
     found = {int(match[1]) for key in state_dict if (match := pattern.match(key))}
-    if found and found != set(range(len(templates))):
+    needed = any(is_array(leaf) for leaf in jax.tree.leaves(templates))
+    if needed and found != set(range(len(templates))):
         missing = sorted(set(range(len(templates))) - found)
         extra = sorted(found - set(range(len(templates))))
         raise ValueError(
@@ -38,12 +42,27 @@ def into_layers(state_dict: StateDict, prefix: str | None, templates: Sequence[A
             + (f" has layers {extra} too many" if extra else "")
             + ": make the stack with as many layers as the state dict has."
         )
-    if jax.sharding.get_abstract_mesh().empty:
-        # Haliax places NumPy arrays on the current mesh, and takes several devices for one.
-        state_dict = {
-            key: jnp.asarray(x) if isinstance(x, np.ndarray) else x for key, x in state_dict.items()
-        }
+    # Haliax would place NumPy arrays on the current mesh, which may be none, or abstract.
+    state_dict = {
+        key: jnp.asarray(x) if isinstance(x, np.ndarray) else x for key, x in state_dict.items()
+    }
     return [
-        from_state_dict(template, state_dict, with_prefix(prefix, str(i)))
+        _into_layer(state_dict, with_prefix(prefix, str(i)), template)
         for i, template in enumerate(templates)
     ]
+
+
+def _into_layer(state_dict: StateDict, prefix: str | None, template: Any) -> Any:
+    try:
+        layer = from_state_dict(template, state_dict, prefix)
+    except KeyError as error:
+        near = did_you_mean(error.args[0], state_dict)
+        raise KeyError(f"the state dict lacks {error.args[0]!r}{near}") from None
+    paths = jax.tree_util.tree_flatten_with_path(template)[0]
+    for (path, old), new in zip(paths, jax.tree.leaves(layer), strict=True):
+        if is_array(old) and old.shape != new.shape:
+            raise ValueError(
+                f"the state dict's {prefix}{jax.tree_util.keystr(path)} has shape {new.shape}, but "
+                f"the stack needs {old.shape}."
+            )
+    return layer

@@ -91,8 +91,7 @@ def test_the_fewest_slots_within_three_evaluations_a_layer_are_known(n, k):
 
 @pytest.mark.parametrize(
     "n, k",
-    [(1, 1), (2, 1), (2, 2), (3, 2), (5, 1), (5, 2), (5, 3), (5, 9), (17, 4)]
-    + [(9, k) for k in range(1, 10)],
+    [(1, 1), (2, 1), (3, 2), (5, 9), (17, 4)] + [(8, k) for k in range(1, 9)],
 )
 def test_slots_evaluate_as_rarely_as_is_possible(n, k):
     skip_if_merged(n)
@@ -110,7 +109,7 @@ def test_every_schedule_of_up_to_40_layers_is_optimal_before_it_runs():
             assert program.slots <= k
 
 
-@pytest.mark.parametrize("n", [1, 2, 9, 16, 36])
+@pytest.mark.parametrize("n", [1, 2, 9, 36])
 def test_nested_stays_within_three_evaluations_a_layer(n):
     skip_if_merged(n)
     k = smallest_slots_within(n, 3 * n)

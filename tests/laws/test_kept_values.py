@@ -18,7 +18,7 @@ from tests.reference.programs import residual_shapes
 from tests.reference.schedules import smallest_slots_within
 from tests.zoo import CONTAINERS, platform_warnings_ignored
 
-N, CARRY, INNER = 9, (6, 5), (6, 11)
+N, CARRY, INNER = 6, (7, 5), (7, 11)
 
 
 class Mlp(eqx.Module):

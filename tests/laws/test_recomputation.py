@@ -45,9 +45,9 @@ def dots(n: int, policy, container=Stacked, unroll=None) -> int:
 # The forward pass of a layer has two dot products.
 STRAIGHT = {
     "one layer": (1, Stacked, None),
-    "unrolled": (3, Stacked, True),
+    "unrolled": (2, Stacked, True),
     "one layer of a BlockSeq": (1, BlockSeq, None),
-    "a BlockSeq": (3, BlockSeq, None),
+    "a BlockSeq": (2, BlockSeq, None),
 }
 POLICIES = {
     "simple": (True, 2),
@@ -79,15 +79,12 @@ def test_a_compiler_that_undoes_remat_is_warned_of(case):
     assert checkpoints and all(e.params["prevent_cse"] for e in checkpoints)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("unroll", [None, 2], ids=str)
-def test_a_loop_that_survives_computes_again_without_a_barrier(policy, unroll):
+def test_a_loop_that_survives_computes_again(unroll):
     """Four layers: `unroll=2` leaves a loop of two trips."""
     if unroll == 2 and not KEEPS_BARRIERS:
         pytest.skip("two layers in one trip are merged by a compiler that drops barriers")
-    spec, per_layer = POLICIES[policy]
-    again = dots(4, spec, unroll=unroll) - dots(4, False, unroll=unroll)
-    assert again >= per_layer
+    assert dots(4, True, unroll=unroll) - dots(4, False, unroll=unroll) >= 2
 
 
 def test_a_schedule_computes_again_on_every_compiler():

@@ -23,18 +23,18 @@ from tests.zoo import (
     OFFLOADED_CARRIES,
     OFFLOADED_SLOTS,
     SIMPLE,
-    SLOTS2,
+    SLOTS1,
     Policy,
     layers,
     platform_warnings_ignored,
 )
 
-N = 3
+N = 2
 POLICIES = (
     NONE,
     SIMPLE,
     OFFLOADED_CARRIES,
-    SLOTS2,
+    SLOTS1,
     OFFLOADED_SLOTS,
 )
 # JAX itself can't differentiate twice in reverse through a value that it sent to the host.
@@ -152,7 +152,7 @@ def test_reverse_over_reverse_works_without_a_schedule(policy):
 
 
 @pytest.mark.parametrize(
-    "policy", [SLOTS2, NESTED, OFFLOADED_SLOTS], ids=lambda policy: policy.name
+    "policy", [SLOTS1, NESTED, OFFLOADED_SLOTS], ids=lambda policy: policy.name
 )
 def test_reverse_over_reverse_of_a_schedule_raises_and_names_what_can(policy):
     run = reverse_over_reverse(stacked_loop(policy.spec))
@@ -175,7 +175,7 @@ def test_reverse_over_forward_over_reverse_of_a_schedule_never_gives_a_wrong_num
         return lambda b, x, s: jax.grad(lambda x: jnp.sum(curvature(b, x, s)))(x)
 
     results = run_together(
-        {"schedule": third(stacked_loop(SLOTS2.spec)), "loop": third(python_loop)}, *arguments()
+        {"schedule": third(stacked_loop(SLOTS1.spec)), "loop": third(python_loop)}, *arguments()
     )
     if isinstance(results["schedule"], Exception):
         assert re.search(r"simple|remat=True", str(results["schedule"]))
