@@ -34,14 +34,14 @@ def measure() -> dict[str, float]:
     return {
         "grad_compile_n96_over_n8": compile_ratio(deep, shallow),
         "slots_compile_over_simple": compile_ratio(slots[12], simple),
-        "run_over_lax_scan": median_ratio(Transformer, simple, by_hand, rounds=11),
-        "slots12_step_over_simple": median_ratio(Transformer, slots[12], simple, rounds=7),
-        "slots64_step_over_simple": median_ratio(Transformer, slots[64], simple, rounds=7),
-        "nested_step_over_simple": median_ratio(Transformer, nested, simple, rounds=7),
+        "run_over_lax_scan": median_ratio(Transformer, simple, by_hand, rounds=5),
+        "slots12_step_over_simple": median_ratio(Transformer, slots[12], simple, rounds=5),
+        "slots64_step_over_simple": median_ratio(Transformer, slots[64], simple, rounds=5),
+        "nested_step_over_simple": median_ratio(Transformer, nested, simple, rounds=5),
     }
 
 
-def compile_ratio(ours: tuple, peer: tuple, rounds: int = 5) -> float:
+def compile_ratio(ours: tuple, peer: tuple, rounds: int = 3) -> float:
     """The time to trace and compile one step over that of another: in turn, medians divided."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):

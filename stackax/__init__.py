@@ -13,3 +13,17 @@ from ._policy.policy import ScanCheckpointPolicy as ScanCheckpointPolicy
 from ._policy.names import checkpoint_name as checkpoint_name
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Stacked",
+    "BlockSeq",
+    "BlockFoldable",
+    "scan",
+    "fold",
+    "map",
+    "per_layer",
+    "shared",
+    "layer_index",
+    "ScanCheckpointPolicy",
+    "checkpoint_name",
+]

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -194,11 +195,22 @@ def _prepare(typed: dict[str, Any]) -> Job:
     model = TransformerConfig(vocab_size=256, **{name: options[name] for name in sizes})
     corpus = _read(options["text"])
     policy = policy_of(options["remat"])
+    _make_folder(options["checkpoint"])
     if resumed:
         state, _ = load_state(options["checkpoint"], gradient_checkpointing=policy)
     else:
         state = TrainState.init(model, training, gradient_checkpointing=policy)
     return Job(options, resumed, corpus, training, state)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint={path} is not a folder that can be written ({error.strerror}): give "
+            "another, such as checkpoint=run1"
+        ) from error
 
 
 def _read(paths: list[str] | None) -> Corpus:
