@@ -127,7 +127,9 @@ class Container(Generic[M]):
     ) -> Any:
         """Runs the blocks one after the other, each on what the one before returned.
 
-        `for block in stack: carry = block(carry, ...)`, and nothing else.
+        `for block in stack: carry = block(carry, ...)`, and nothing else. Called eagerly, the loop
+        of a `Stacked` is compiled once, as by `jax.jit`: changes of global variables that a block
+        reads are not seen afterwards.
 
         Args:
             init: The first carry: any pytree. A block must return one of the same type.
@@ -148,6 +150,15 @@ class Container(Generic[M]):
             ValueError: An argument to be sliced has another size than the layers' axis; the policy
                 names nothing.
             TypeError: A block returns a carry of another type.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers.fold(jnp.ones(4), remat="full", reverse=True).shape
+            (4,)
         """
         call = PerBlock(call_block, has_outputs=False)
         options = {"unroll": unroll, "remat": remat, "reverse": reverse}
@@ -178,6 +189,19 @@ class Container(Generic[M]):
         Raises:
             ValueError: As in `fold`; or a block returns no pair.
             TypeError: As in `fold`.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> class Halve(eqx.Module):
+            ...     rate: jax.Array
+            ...     def __call__(self, x):
+            ...         return self.rate * x, x
+            >>> layers = Stacked(Halve(jnp.full(3, 0.5)), Axis("layers", 3))
+            >>> last, seen = layers.scan(8.0)
+            >>> float(last), seen.tolist()
+            (1.0, [8.0, 4.0, 2.0])
         """
         call = PerBlock(call_block, has_outputs=True)
         return self._loop(call, init, args, kwargs, unroll=unroll, remat=remat, reverse=reverse)
@@ -199,7 +223,17 @@ class Container(Generic[M]):
             reverse: As in `fold`.
 
         Returns:
-            A function of `(init, *args, **kwargs)`.
+            A function of `(init, *args, **kwargs)`, which raises what `fold` raises.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> residual = layers.fold_via(lambda layer, x: x + layer(x))
+            >>> residual(jnp.ones(4)).shape
+            (4,)
         """
         call = PerBlock(fn, has_outputs=False)
 
@@ -226,7 +260,17 @@ class Container(Generic[M]):
             reverse: As in `fold`.
 
         Returns:
-            A function of `(init, *args, **kwargs)`.
+            A function of `(init, *args, **kwargs)`, which raises what `scan` raises.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> norms = layers.scan_via(lambda layer, x: (layer(x), jnp.linalg.norm(x)))
+            >>> norms(jnp.ones(4))[1].shape
+            (3,)
         """
         call = PerBlock(fn, has_outputs=True)
 
@@ -248,6 +292,16 @@ class Container(Generic[M]):
 
         Raises:
             ValueError: As in `fold`.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> from stackax import shared
+            >>> layers.vmap(shared(jnp.ones(4))).shape
+            (3, 4)
         """
         return self._vmap(call_block, args, kwargs)
 
@@ -258,7 +312,16 @@ class Container(Generic[M]):
             fn: Takes a block and its arguments.
 
         Returns:
-            A function of `(*args, **kwargs)`.
+            A function of `(*args, **kwargs)`, which raises what `vmap` raises.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers.vmap_via(lambda layer: jnp.linalg.norm(layer.weight))().shape
+            (3,)
         """
 
         def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -274,6 +337,15 @@ class Container(Generic[M]):
 
         Raises:
             ValueError: There is no policy of that name.
+
+        Example:
+            >>> import equinox as eqx, jax, jax.numpy as jnp
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers.with_policy("nested").gradient_checkpointing
+            ScanCheckpointPolicy(nested=True)
         """
         # A container is a dataclass, which its mixin cannot say.
         return dataclasses.replace(self, gradient_checkpointing=as_policy(policy, "policy"))  # pyright: ignore

@@ -155,6 +155,16 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
 
         Raises:
             IndexError: There is no such block.
+
+        Example:
+            >>> import equinox as eqx, jax
+            >>> from haliax import Axis
+            >>> from stackax import BlockSeq
+            >>> make = BlockSeq.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers = layers.set_layer(0, layers[2])
+            >>> bool((layers[0].weight == layers[2].weight).all())
+            True
         """
         blocks = list(self.blocks)
         blocks[base.layer_number(index, self.Block)] = block
@@ -165,6 +175,15 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
 
         Args:
             prefix: What the keys begin with.
+
+        Example:
+            >>> import equinox as eqx, jax
+            >>> from haliax import Axis
+            >>> from stackax import BlockSeq
+            >>> make = BlockSeq.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> sorted(layers.to_state_dict("mlp"))[:2]
+            ['mlp.0.bias', 'mlp.0.weight']
         """
         return state_dicts.of_layers(self.blocks, prefix)
 
@@ -178,6 +197,16 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
         Raises:
             ValueError: The state dict has more or fewer layers than the sequence.
             KeyError: A layer lacks an array.
+
+        Example:
+            >>> import equinox as eqx, jax
+            >>> from haliax import Axis
+            >>> from stackax import BlockSeq
+            >>> make = BlockSeq.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers = layers.from_state_dict(layers.to_state_dict("mlp"), "mlp")
+            >>> layers[0].weight.shape
+            (4, 4)
         """
         blocks = state_dicts.into_layers(state_dict, prefix, self.blocks)
         return dataclasses.replace(self, blocks=blocks)

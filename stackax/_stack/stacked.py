@@ -164,6 +164,16 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
         Raises:
             IndexError: There is no such block.
             ValueError: The block differs from the others: the place is named.
+
+        Example:
+            >>> import equinox as eqx, jax
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers = layers.set_layer(0, layers[2])
+            >>> bool((layers[0].weight == layers[2].weight).all())
+            True
         """
         number = base.layer_number(index, self.Block)
         cure = "All layers of a stack have one type; BlockSeq takes any."
@@ -187,6 +197,15 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
 
         Args:
             prefix: What the keys begin with.
+
+        Example:
+            >>> import equinox as eqx, jax
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> sorted(layers.to_state_dict("mlp"))[:2]
+            ['mlp.0.bias', 'mlp.0.weight']
         """
         return state_dicts.of_layers(self, prefix)
 
@@ -200,6 +219,16 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
         Raises:
             ValueError: The state dict has more or fewer layers than the stack.
             KeyError: A layer lacks an array.
+
+        Example:
+            >>> import equinox as eqx, jax
+            >>> from haliax import Axis
+            >>> from stackax import Stacked
+            >>> make = Stacked.init(Axis("layers", 3), eqx.nn.Linear)
+            >>> layers = make(4, 4, key=jax.random.key(0))
+            >>> layers = layers.from_state_dict(layers.to_state_dict("mlp"), "mlp")
+            >>> layers[0].weight.shape
+            (4, 4)
         """
         blocks = state_dicts.into_layers(state_dict, prefix, [self._template()] * len(self))
         stacked = stack_trees(blocks, self.Block)
