@@ -1,11 +1,12 @@
 """The one place that touches private or version-dependent JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax._src import core as _core
-from jax.extend.core import Jaxpr, unmapped_aval
+from jax._src import source_info_util as _source_info
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, unmapped_aval
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
 
@@ -45,3 +46,32 @@ def explicit_sharding(aval: Any) -> Any:
     """The sharding that is part of the type `aval`, or None where the mesh has no explicit axes."""
     sharding = getattr(aval, "sharding", None)
     return sharding if sharding is not None and not sharding.mesh.empty else None
+
+
+def scan_sizes(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a `scan` are constants of the loop, and how many are its carry."""
+    if "ft_in" in eqn.params:
+        consts, carry, _ = eqn.params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
+def open_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    """A jaxpr in an equation's parameters, which are closed in some versions."""
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def name_stack(eqn: JaxprEqn) -> str:
+    """The named scopes and transformations under which an equation was traced."""
+    return str(eqn.source_info.name_stack)
+
+
+def user_frames(eqn: JaxprEqn) -> Iterator[tuple[str, int, str]]:
+    """File, line and function of the calls outside JAX that an equation comes from, inmost first."""
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
+def is_on_host(aval: Any) -> bool:
+    """Whether the type `aval` is that of an array in the host's memory."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host

@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import _jax
 from .first_order import first_order
 from .rolled import Active, Loop, fill, pick, slices_of
+from .scopes import mean_trips, rematted
 from .step import Arrays
 
 
@@ -89,15 +90,17 @@ def _backward(
         ct_carry: Cotangents of the last carry's inexact arrays.
         ct_stacked: Cotangents of the outputs' inexact arrays, layers first.
     """
-    advances = jnp.asarray(loop.program.advances)
+    program = loop.program
+    advances = jnp.asarray(program.advances)
     inside = active._replace(carry=loop.inexact_carry)
 
     def advance(row, state):
         carry, kept, _ = state
         slot, start, stop = advances[row]
-        if loop.program.slots > 1:  # a single slot keeps the first carry from beginning to end
+        if program.slots > 1:  # a single slot keeps the first carry from beginning to end
             kept = loop.store(kept, carry, slot)
-        carry, _ = loop.advance(start, stop, (carry, []), x.per_layer, x.shared)
+        with mean_trips(program.advanced_steps, program.advanced_rows):
+            carry, _ = loop.advance(start, stop, (carry, []), x.per_layer, x.shared)
         return carry, kept, stop
 
     def differentiate(state, tables):
@@ -112,15 +115,16 @@ def _backward(
         state = loop.restore(kept, slot), kept, step
         # The step is where the advances have led, and not another table's entry, so that its
         # slices cannot be read before them and be alive all the while.
-        carry, kept, step = jax.lax.fori_loop(first, last, advance, state)
+        with rematted(), mean_trips(program.advanced_rows, loop.length):
+            carry, kept, step = jax.lax.fori_loop(first, last, advance, state)
         slices, ct_outputs = (loop.slices(part, step) for part in (x.per_layer, ct_stacked))
         f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
-        _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
+        with rematted():
+            _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
         ct_carry, ct_slices, more = pullback((ct_carry, ct_outputs))
         ct_shared = [a + b for a, b in zip(ct_shared, more, strict=True)]
         return (ct_carry, kept, ct_shared), ct_slices
 
-    program = loop.program
     (ct_carry, _, ct_shared), ct_per_layer = jax.lax.scan(
         differentiate,
         (ct_carry, x.kept, [jnp.zeros_like(s) for s in pick(x.shared, active.shared)]),

@@ -61,8 +61,17 @@ class Program(NamedTuple):
     @property
     def evaluations(self) -> int:
         """Forward evaluations of a step: forward pass, advances, and one to differentiate each."""
-        advanced = int((self.advances[:, 2] - self.advances[:, 1]).sum())
-        return 2 * len(self.restore) + advanced
+        return 2 * len(self.restore) + self.advanced_steps
+
+    @property
+    def advanced_steps(self) -> int:
+        """How many steps the backward pass runs to get from a kept carry to another."""
+        return int((self.advances[:, 2] - self.advances[:, 1]).sum())
+
+    @property
+    def advanced_rows(self) -> int:
+        """How many rows of `advances` the backward pass runs."""
+        return int(self.last.max(initial=0))
 
 
 def schedule_for(

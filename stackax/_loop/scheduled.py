@@ -37,6 +37,7 @@ from .first_order import first_order
 from .pushforward import Operands, pushforward
 from .rolled import Active, Loop, Sizes, fill, pick, slices_of
 from .schedule import Span, compile_tree
+from .scopes import mean_trips
 from .slicing import is_key
 from .step import Arrays, Step
 
@@ -159,7 +160,9 @@ def _run_and_keep(
 
     def segment(state, bounds):
         carry, _ = state
-        return loop.advance(bounds[0], bounds[1], state, per_layer, shared), loop.put_away(carry)
+        with mean_trips(loop.length, len(loop.program.forward)):
+            state = loop.advance(bounds[0], bounds[1], state, per_layer, shared)
+        return state, loop.put_away(carry)
 
     (carry, outputs), kept = jax.lax.scan(segment, (init, outputs), loop.program.forward)
     return carry, outputs, kept

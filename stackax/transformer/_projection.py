@@ -1,7 +1,5 @@
 """A linear layer that computes in the dtype of its input."""
 
-import dataclasses
-
 import haliax as hax
 from haliax import NamedArray
 from haliax.axis import axis_spec_to_tuple
@@ -14,7 +12,8 @@ def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
 
     Weights stay in the dtype that they are trained in, while the product runs in that of the
     residual stream. The axes are checked first, because `haliax.nn.Linear` answers an array
-    without its input axis with an outer product.
+    without its input axis with an outer product. The layer's scale goes onto the product, and not
+    as there onto the weights, of which a backward pass without remat would then keep a copy.
 
     Args:
         linear: The layer, from axes `linear.In` to axes `linear.Out`, without a bias.
@@ -39,4 +38,6 @@ def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
     """
     require_axes("x", x, *axis_spec_to_tuple(linear.In))
     forbid_axes("x", x, *axis_spec_to_tuple(linear.Out))
-    return dataclasses.replace(linear, weight=linear.weight.astype(x.dtype))(x)
+    weight, scale = linear.weight.astype(x.dtype), linear.reparam.active_scale
+    product = x.dot(weight, axis=linear.In, dot_general=linear.dot_general)
+    return hax.auto_sharded(product if scale == 1 else product * scale)

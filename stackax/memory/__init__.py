@@ -1,0 +1,8 @@
+"""The memory bill of a step: before it compiles, under a budget, and as the compiler has it."""
+
+from ._bytes import parse_bytes as parse_bytes
+from ._bytes import show_bytes as show_bytes
+from ._explain import Report as Report
+from ._explain import explain as explain
+from ._measure import Measurement as Measurement
+from ._measure import measure as measure

@@ -1,0 +1,141 @@
+"""How a bill is printed: in a terminal, in a notebook and as text."""
+
+import collections
+import io
+import shutil
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ._bytes import show_bytes
+from ._residuals import Residual
+
+if TYPE_CHECKING:
+    from ._explain import Report
+
+_MOST_ROWS = 16
+_WIDTH = 110  # of a text that no terminal shows
+
+
+def as_text(renderable: Any) -> str:
+    """What rich would print, without colours, as wide as the terminal."""
+    width = shutil.get_terminal_size((_WIDTH, 40)).columns
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable, end="")
+    return console.file.getvalue().rstrip("\n")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def bill(report: "Report") -> RenderableType:
+    """The report as tables: what is kept, then the totals, then the findings."""
+    return Group(_kept(report), Text(), _totals(report), *_findings(report))
+
+
+def table(title: str, columns: Iterable[str], numeric: Iterable[str] = ()) -> Table:
+    """An empty table in the one style of this library."""
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    right = set(numeric)
+    for column in columns:
+        grid.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return grid
+
+
+def _kept(report: "Report") -> Table:
+    numbers = ("each", "layers", "bytes")
+    columns = ("value", "made at", "shape", "dtype", *numbers, "on", "kept because")
+    grid = table("What the backward pass keeps", columns, numbers)
+    own = collections.defaultdict(list)
+    for r in report.residuals:
+        if r.kind != "argument":
+            own[_cells(r)].append(r)
+    groups = sorted(own.items(), key=lambda group: -_bytes(group[1]))
+    for (label, *cells), rows in groups[:_MOST_ROWS]:
+        count = f" ({len(rows)} of them)" if rows[1:] else ""
+        cells[5] = _total(rows)
+        grid.add_row(label + count, *cells)
+    if rest := [r for _, rows in groups[_MOST_ROWS:] for r in rows]:
+        grid.add_row(f"{len(rest)} smaller", "", "", "", "", "", _total(rest), "", "")
+    if arguments := [r for r in report.residuals if r.kind == "argument"]:
+        what = f"{len(arguments)} argument{'s' if arguments[1:] else ''}"
+        why = "arguments: they add nothing"
+        grid.add_row(what, "", "", "", "", "", _total(arguments), "device", why)
+    return grid
+
+
+def _cells(r: Residual) -> tuple[str, ...]:
+    return (
+        r.label,
+        r.source,
+        ", ".join(r.axes) if r.axes else "x".join(map(str, r.shape)),
+        str(r.dtype),
+        show_bytes(r.bytes_per_layer),
+        " x ".join(map(str, r.layers)) or "once",
+        show_bytes(r.bytes),
+        r.memory,
+        r.why,
+    )
+
+
+def _total(rows: list[Residual]) -> str:
+    return show_bytes(_bytes(rows))
+
+
+def _bytes(rows: list[Residual]) -> int:
+    return sum(r.bytes for r in rows)
+
+
+def _totals(report: "Report") -> Table:
+    grid = Table.grid(padding=(0, 2))
+    peak = report.peak
+    lines = [
+        ("kept on the device", show_bytes(report.kept_bytes), "beside the arguments"),
+        ("kept on the host", show_bytes(report.offloaded_bytes), ""),
+        ("working set", show_bytes(peak.working_bytes), "of the most demanding loop"),
+        (
+            "temporary memory",
+            show_bytes(peak.temp_bytes),
+            f"estimated; the compiler's is expected from {show_bytes(peak.low_bytes)} "
+            f"to {show_bytes(peak.high_bytes)}",
+        ),
+        ("arguments", show_bytes(peak.argument_bytes), ""),
+        (
+            "outputs",
+            show_bytes(peak.output_bytes),
+            f"of them gradients {show_bytes(report.gradient_bytes)}",
+        ),
+        ("peak", show_bytes(report.peak_bytes), "arguments + outputs + temporary memory"),
+        (
+            "work",
+            show_flops(report.flops),
+            f"of them again {show_flops(report.recomputed_flops)}; the forward pass runs "
+            f"{report.forward_evaluations:.2f} times",
+        ),
+    ]
+    for name, value, note in lines:
+        if name != "kept on the host" or report.offloaded_bytes:
+            grid.add_row(name, Text(value, justify="right"), Text(note, style="dim"))
+    if report.has_unknown_loops:
+        grid.add_row("", "", "a loop whose trips only its data decides was counted once")
+    return grid
+
+
+def _findings(report: "Report") -> list[RenderableType]:
+    if not report.findings:
+        return [Text("\nNo waste found.")]
+    numbers = ("bytes",)
+    grid = table("\nWaste", ("bytes", "what", "where", "what to do"), numbers)
+    for finding in report.findings:
+        size = show_bytes(finding.bytes) if finding.bytes else "-"
+        grid.add_row(size, finding.what, finding.source, finding.fix)
+    return [grid]
+
+
+def show_flops(flops: float) -> str:
+    """A number of floating-point operations with a decimal prefix."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if flops >= size:
+            return f"{flops / size:.2f} {prefix}FLOP"
+    return f"{flops:.0f} FLOP"
