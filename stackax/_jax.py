@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, unmapped_aval
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, unmapped_aval  # pyright: ignore
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
 
@@ -67,7 +67,7 @@ def name_stack(eqn: JaxprEqn) -> str:
 
 
 def user_frames(eqn: JaxprEqn) -> Iterator[tuple[str, int, str]]:
-    """File, line and function of the calls outside JAX that an equation comes from, inmost first."""
+    """File, line and function of the calls that an equation comes from, the inmost first."""
     for frame in _source_info.user_frames(eqn.source_info.traceback):
         yield frame.file_name, frame.start_line, frame.function_name
 

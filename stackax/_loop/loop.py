@@ -11,7 +11,7 @@ import jax
 from haliax import Axis
 
 from .. import _jax
-from .._policy.names import check_names, find_names
+from .._policy.names import check_names, find_names, names_are_checked
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
 from .plain import run_plain
 from .rolled import slices_of
@@ -319,6 +319,6 @@ def _means_the_same_again(part: Any) -> bool:
 def _check_names(
     step: Step, arguments: Arguments, layers: Axis, policy: ScanCheckpointPolicy
 ) -> None:
-    if policy.has_names and layers.size > 0:
+    if policy.has_names and layers.size > 0 and names_are_checked():
         args = (step.init, slices_of(arguments.per_layer), arguments.shared)
         check_names(policy, [find_names(step, args, policy)], layers.name)

@@ -1,6 +1,8 @@
 """Names for a block's internals, and the check that a policy's names mean something."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,6 +15,8 @@ from .._warn import warn_caller
 from .policy import ScanCheckpointPolicy, did_you_mean
 
 T = TypeVar("T")
+
+_UNCHECKED = ContextVar("names_unchecked", default=False)
 
 
 def checkpoint_name(x: T, name: str) -> T:
@@ -87,6 +91,21 @@ def find_names(step: Callable, args: Any, policy: ScanCheckpointPolicy) -> Names
         present |= _names_within(jax.make_jaxpr(step)(*args).jaxpr)
     kept = {name for var in jaxpr.outvars for name in _names_behind(jaxpr, var)}
     return NamesSeen(frozenset(present), frozenset(kept))
+
+
+@contextlib.contextmanager
+def names_unchecked() -> Iterator[None]:
+    """For whoever has just read the names from the blocks: finding them is a trace of its own."""
+    token = _UNCHECKED.set(True)
+    try:
+        yield
+    finally:
+        _UNCHECKED.reset(token)
+
+
+def names_are_checked() -> bool:
+    """Whether a loop is to check the names of its policy."""
+    return not _UNCHECKED.get()
 
 
 def check_names(policy: ScanCheckpointPolicy, seen: Iterable[NamesSeen], axis_name: str) -> None:

@@ -6,3 +6,6 @@ from ._explain import Report as Report
 from ._explain import explain as explain
 from ._measure import Measurement as Measurement
 from ._measure import measure as measure
+from ._plan import Plan as Plan
+from ._plan import Point as Point
+from ._plan import plan as plan

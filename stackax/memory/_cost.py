@@ -5,7 +5,7 @@ one for each element that it computes or sums; moving data counts nothing.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
@@ -17,11 +17,13 @@ from ._walk import inner_jaxprs, scan_of
 
 # These move, make or name values, and compute none.
 _MOVES = frozenset(
-    "broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice gather scatter "
-    "dynamic_update_slice concatenate pad rev iota copy copy_p convert_element_type name device_put "
-    "optimization_barrier reduce_precision stop_gradient bitcast_convert_type select_n split "
-    "unstack empty create_token sharding_constraint reshard pvary pcast random_wrap random_unwrap "
-    "scheduled_loop_read scheduled_loop_write scheduled_loop_first_order".split()
+    """
+    broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice dynamic_update_slice
+    gather scatter concatenate pad rev split unstack select_n iota copy copy_p name device_put empty
+    convert_element_type bitcast_convert_type reduce_precision optimization_barrier stop_gradient
+    create_token sharding_constraint reshard pvary pcast random_wrap random_unwrap
+    scheduled_loop_read scheduled_loop_write scheduled_loop_first_order
+    """.split()
 )
 
 
@@ -60,6 +62,11 @@ def forward_cost(program: Program) -> Cost:
     """What the value alone costs, with what the backward pass has the forward pass compute."""
     values = program.jaxpr.outvars[: program.outputs]
     return _cost(program.jaxpr.replace(outvars=values, debug_info=None), is_again=False)
+
+
+def equation_flops(eqn: JaxprEqn) -> float:
+    """The floating-point operations of one equation, those inside it included."""
+    return _cost_of(eqn, is_again=False).flops
 
 
 _NOTHING = Cost(0.0, 0.0, False)
@@ -120,7 +127,7 @@ def _flops(eqn: JaxprEqn) -> float:
 
 
 def _dot_flops(eqn: JaxprEqn) -> float:
-    left = eqn.invars[0].aval
+    left: Any = eqn.invars[0].aval
     numbers = eqn.params.get("dimension_numbers")
     if numbers is None:  # ragged: each row meets the matrix of its own group
         numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
@@ -130,7 +137,8 @@ def _dot_flops(eqn: JaxprEqn) -> float:
 
 def _convolution_flops(eqn: JaxprEqn) -> float:
     numbers = eqn.params["dimension_numbers"]
-    kernel = eqn.invars[1].aval.shape
+    weights: Any = eqn.invars[1].aval
+    kernel = weights.shape
     # The kernel's second dimension is already that of one group's inputs.
     per_output = math.prod(kernel[i] for i in numbers.rhs_spec[1:])
     return 2.0 * _elements(eqn.outvars[0].aval) * per_output

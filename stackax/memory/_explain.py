@@ -11,6 +11,7 @@ from rich.jupyter import JupyterMixin
 from .._policy.policy import RematSpec
 from ..plot import plot_residuals
 from ._cost import forward_cost, step_cost
+from ._names import names_computed_again, names_in
 from ._peak import Peak, estimate_peak
 from ._program import Argument, Call, as_call, trace
 from ._residuals import Residual, Tracker, residuals_of
@@ -26,6 +27,8 @@ class Report(JupyterMixin):
         arguments: The arrays that go in.
         residuals: What the backward pass keeps, one entry for each array of `jax.vjp`'s pullback.
         findings: What is wasted, the largest first.
+        names: Every name that a value of the function has.
+        recomputed_names: Those of values that the backward pass computes again.
         peak: The estimated temporary memory, its band and its course through the step.
         flops: Floating-point operations of the step.
         forward_flops: Those of the value alone.
@@ -37,6 +40,8 @@ class Report(JupyterMixin):
     arguments: tuple[Argument, ...]
     residuals: tuple[Residual, ...]
     findings: tuple[Finding, ...]
+    names: frozenset[str]
+    recomputed_names: frozenset[str]
     peak: Peak
     flops: float
     forward_flops: float
@@ -45,7 +50,7 @@ class Report(JupyterMixin):
 
     @property
     def residual_bytes(self) -> int:
-        """All that the backward pass reads, arguments included: the bytes in `jax.vjp`'s pullback."""
+        """What the backward pass reads, arguments included: the bytes in `jax.vjp`'s pullback."""
         return sum(r.bytes for r in self.residuals)
 
     @property
@@ -91,6 +96,8 @@ class Report(JupyterMixin):
         )
         peak = self.peak._asdict() | {"timeline": [m._asdict() for m in self.peak.timeline]}
         return {
+            "names": sorted(self.names),
+            "recomputed_names": sorted(self.recomputed_names),
             "residuals": [_row(r) for r in self.residuals],
             "findings": [finding._asdict() for finding in self.findings],
             "peak": peak,
@@ -104,7 +111,7 @@ class Report(JupyterMixin):
             ImportError: pandas is not installed.
         """
         try:
-            import pandas
+            import pandas  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ImportError("to_dataframe needs pandas: pip install pandas") from error
         return pandas.DataFrame([_row(r) for r in self.residuals])
@@ -194,6 +201,8 @@ def report_of(call: Call, argnums: int | Sequence[int] | None, caller: str) -> R
         arguments=program.arguments,
         residuals=tuple(residuals),
         findings=tuple(findings_of(call, program, tracker, residuals, temp_bytes)),
+        names=names_in(program.jaxpr),
+        recomputed_names=names_computed_again(program.jaxpr),
         peak=peak,
         flops=cost.flops,
         forward_flops=forward.flops,

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ._fusion import Fused, fuse
+from ._fusion import FUSIBLE, Fused, fuse
 from ._operations import Graph, Loop, Op
+
+
+BACK = [False]
 
 
 class Span:
@@ -122,7 +125,7 @@ class Walk:
         for place, op in enumerate(order):
             start = self.time
             self._step(op, fused, values, last, place)
-            if outermost and op.kind not in ("part", "fence"):
+            if outermost and op.kind != "part":
                 self.stretches.append(Stretch(op.where, start, self.time, op.kind == "loop"))
         self.time += 1
         for op in graph.results:
@@ -130,11 +133,9 @@ class Walk:
         return [values[op] for op in graph.results]
 
     def _step(self, op: Op, fused: Fused, values: dict[Op, Value], last: dict[Op, int], place: int):
-        if op.kind in ("part", "fence"):
+        if op.kind == "part":
             source = op.inputs[0]
-            if op.kind == "fence":
-                values[op] = values[source]
-            elif source.kind not in ("loop", "cond"):
+            if source.kind not in ("loop", "cond"):
                 values[op] = self.new(op.bytes, op.is_host)
             return
         self.time += 1
@@ -303,7 +304,7 @@ def schedule(graph: Graph, fused: Fused, loop: Loop | None, copied: set[Op]) -> 
         def rank(op: Op) -> tuple[int, int]:
             return (
                 max((position.get(read.source, -1) for read in fused.reads[op]), default=-1),
-                number[op],
+                -number[op] if op.kind in FUSIBLE and BACK[0] else number[op],
             )
 
         for op in sorted(levels[key], key=rank):
@@ -319,9 +320,4 @@ def _last_uses(graph: Graph, fused: Fused, order: list[Op]) -> dict[Op, int]:
             last[read.source] = place
     for op in graph.results:
         last[op] = len(order)
-    for place, op in reversed(list(enumerate(order))):
-        # An alias lives on in what it is an alias of.
-        if op.kind == "fence":
-            source = op.inputs[0]
-            last[source] = max(last.get(source, -1), last.get(op, -1))
     return last

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +98,7 @@ def compiled_bytes(compiled: Any) -> dict[str, int]:
     }
 
 
-def _median_seconds(compiled: Any, arrays: tuple, rounds: int, copies: bool) -> float:
+def _median_seconds(compiled: Any, arrays: Sequence[Any], rounds: int, copies: bool) -> float:
     seconds = []
     for _ in range(1 + rounds):
         given = jax.tree.map(jnp.copy, arrays) if copies else arrays

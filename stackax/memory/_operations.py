@@ -27,6 +27,7 @@ from .. import _jax
 #   opaque      anything else that has an output of its own
 #   loop, cond  an operation with graphs of its own
 #   part        one of the outputs of an operation with several
+#   same        a reshape: the same numbers in the same order
 #   fence       its input, which nothing is fused or merged across
 
 
@@ -123,7 +124,8 @@ REDUCE = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin "
     "reduce".split()
 )
-SAME = frozenset("reshape squeeze expand_dims stop_gradient name sharding_constraint pvary pcast "
+RESHAPE = frozenset("reshape squeeze expand_dims".split())
+SAME = frozenset("stop_gradient name sharding_constraint pvary pcast "
                  "mesh_cast reshard layout_constraint psum_invariant scheduled_loop_first_order".split())
 MOVE = frozenset("slice dynamic_slice pad rev gather real_gather".split())
 
@@ -178,14 +180,28 @@ class _Builder:
         if name in SAME:
             return inputs[:1]
         aval = eqn.outvars[0].aval if eqn.outvars else None
+        if name in RESHAPE or (
+            name == "broadcast_in_dim" and inputs[0].bytes == bytes_of(aval) and len(inputs) == 1
+        ):
+            return [self.reshape(inputs[0], aval)]
         if len(eqn.outvars) == 1:
             kind = _kind(name, eqn)
+            if name == "div" and inputs[1].kind == "spread":
+                kind = "cheap"  # becomes a product with the reciprocal, taken before the broadcast
             op = self.add(kind, aval, inputs, name, _key(eqn))
             op.is_unary = kind in ("move", "spread") or sum(
                 len(x.shape) >= len(op.shape) and x.kind != "spread" for x in inputs
             ) <= 1
             return [op]
         return self.several("opaque", eqn, inputs)
+
+    def reshape(self, x: Op, aval: Any) -> Op:
+        """`x` in another shape."""
+        if tuple(aval.shape) == x.shape:
+            return x
+        op = self.add("same", aval, [x], "reshape", ("reshape",))
+        op.is_unary = True
+        return op
 
     def several(self, kind: str, eqn: JaxprEqn, inputs: list[Op]) -> list[Op]:
         op = Op(kind, (), 0, inputs, eqn.primitive.name)
@@ -262,9 +278,9 @@ class _Aval:
 def self_transpose(self: _Builder, x: Op, aval: Any, permutation: Sequence[int]) -> Op:
     """`x` with its axes in another order; nothing at all if only axes of one entry move."""
     moving = [axis for axis in permutation if aval.shape[axis] > 1]
-    if moving == sorted(moving):
-        return x
     shape = [aval.shape[axis] for axis in permutation]
+    if moving == sorted(moving):
+        return self.reshape(x, _Aval(shape, aval.dtype))
     op = self.add("move", _Aval(shape, aval.dtype), [x], "transpose", ("transpose", tuple(permutation), str(aval.dtype)))
     op.is_unary = True
     return op
@@ -296,7 +312,10 @@ def _canonical(self: _Builder, x: Op, aval: Any, batch, contract, side: int) -> 
     order = [*batch, *rest[side], *rest[1 - side]]
     if len(aval.shape) <= 2:
         return x
-    return self_transpose(self, x, aval, order)
+    x = self_transpose(self, x, aval, order)
+    sizes = [math.prod(aval.shape[i] for i in axes) for axes in (rest[side], rest[1 - side])]
+    shape = [aval.shape[i] for i in batch] + sizes
+    return self.reshape(x, _Aval(shape, aval.dtype))
 
 
 def _split(self: _Builder, eqn: JaxprEqn, inputs: list[Op]) -> list[Op]:

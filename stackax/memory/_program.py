@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from haliax import Axis, NamedArray
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr
 
+from .. import _jax
 from .._policy.policy import RematSpec
 from .._stack.base import Container
 
@@ -64,14 +65,14 @@ class Program(NamedTuple):
     @property
     def residuals(self) -> list[Any]:
         """The variables that hold what the backward pass keeps."""
-        return self.jaxpr.outvars[self.outputs : len(self.jaxpr.outvars) - self.gradients]
+        return list(self.jaxpr.outvars[self.outputs : -self.gradients])
 
     @property
-    def step(self) -> ClosedJaxpr:
+    def step(self) -> Any:
         """The program of `jax.value_and_grad`, which returns no residuals."""
-        outvars = self.jaxpr.outvars
-        returned = outvars[: self.outputs] + outvars[len(outvars) - self.gradients :]
-        return ClosedJaxpr(self.jaxpr.replace(outvars=returned, debug_info=None), self.consts)
+        outvars = list(self.jaxpr.outvars)
+        returned = outvars[: self.outputs] + outvars[-self.gradients :]
+        return _jax.ClosedJaxpr(self.jaxpr.replace(outvars=returned, debug_info=None), self.consts)
 
     @property
     def parameter_bytes(self) -> int:
@@ -108,7 +109,7 @@ class Call(NamedTuple):
         return [leaf for leaf in leaves if isinstance(leaf, Container)]
 
 
-def as_call(fn_or_stack: Any, args: tuple, caller: str) -> Call:
+def as_call(fn_or_stack: Any, args: tuple[Any, ...], caller: str) -> Call:
     """A call of a function, of a callable with weights, or of a stack's `fold`.
 
     Args:
@@ -256,7 +257,8 @@ def nbytes(aval: Any) -> int:
     """The bytes of anything with a shape and a dtype."""
     size = int(np.prod(aval.shape, dtype=np.int64))
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return size * nbytes(jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), aval.dtype)))
+        key = jax.ShapeDtypeStruct((), aval.dtype)
+        return size * nbytes(jax.eval_shape(jax.random.key_data, key))
     return size * (0 if aval.dtype == jax.dtypes.float0 else aval.dtype.itemsize)
 
 
@@ -297,13 +299,14 @@ def _parameters(function: Callable, count: int, skip: int = 0) -> tuple[str, ...
         parameters = list(inspect.signature(function).parameters.values())[skip:]
     except (TypeError, ValueError):
         parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return tuple(named[:count]) + tuple(f"args[{i}]" for i in range(len(named), count))
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in positional][:count]
+    return (*named, *(f"args[{i}]" for i in range(len(named), count)))
 
 
 def _path(path: tuple, names: Sequence[str]) -> str:
     rest = jax.tree_util.keystr(path[1:])
-    return names[path[0].idx] + re.sub(r"\[<flat index 0>\]$", "", rest)
+    return names[int(path[0].idx)] + re.sub(r"\[<flat index 0>\]$", "", rest)
 
 
 def _axes(args: tuple) -> dict[int, tuple[Axis, ...]]:

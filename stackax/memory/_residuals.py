@@ -159,6 +159,7 @@ class Tracker:
         label = scope.labels[place]
         if scope.parent is None:
             return found(kind="argument", argument=place, depends_on=label)
+        assert scope.eqn is not None
         operand = scope.eqn.invars[place]
         if scope.loop is None:
             return self._find(operand, scope.parent, name, layers)
@@ -241,9 +242,8 @@ def _residual(tracker: Tracker, var: Any) -> Residual:
     found = tracker.find(var)
     total = nbytes(var.aval)
     argument = None if found.argument is None else tracker.program.arguments[found.argument]
-    is_whole = found.kind == "argument"
     shape = tuple(var.aval.shape[len(found.layers) :])
-    axes = [axis.name for axis in argument.axes] if is_whole and argument and argument.axes else None
+    axes = argument.axes if argument is not None and found.kind == "argument" else None
     count = 1
     for length in found.layers:
         count *= length
@@ -254,7 +254,7 @@ def _residual(tracker: Tracker, var: Any) -> Residual:
         primitive=found.eqn.primitive.name if found.eqn else "",
         source=source_of_value(found),
         shape=shape,
-        axes=tuple(axes) if axes else None,
+        axes=tuple(axis.name for axis in axes) if axes else None,
         dtype=var.aval.dtype,
         layers=found.layers,
         bytes_per_layer=total // max(1, count),

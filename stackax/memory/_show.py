@@ -4,18 +4,16 @@ import collections
 import io
 import shutil
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .._policy.policy import ScanCheckpointPolicy
 from ._bytes import show_bytes
 from ._residuals import Residual
-
-if TYPE_CHECKING:
-    from ._explain import Report
 
 _MOST_ROWS = 16
 _WIDTH = 110  # of a text that no terminal shows
@@ -29,7 +27,7 @@ def as_text(renderable: Any) -> str:
     return console.file.getvalue().rstrip("\n")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def bill(report: "Report") -> RenderableType:
+def bill(report: Any) -> RenderableType:
     """The report as tables: what is kept, then the totals, then the findings."""
     return Group(_kept(report), Text(), _totals(report), *_findings(report))
 
@@ -43,7 +41,34 @@ def table(title: str, columns: Iterable[str], numeric: Iterable[str] = ()) -> Ta
     return grid
 
 
-def _kept(report: "Report") -> Table:
+def front_table(plan: Any) -> RenderableType:
+    """The plan as a table of its front, with the choice marked, and the reason."""
+    numbers = ("peak", "temporary", "host", "forward passes", "repeated")
+    grid = table(f"Budget {show_bytes(plan.budget_bytes)}", ("", "policy", *numbers), numbers)
+    for point in plan.front:
+        grid.add_row(
+            ">" if point is plan.chosen else "",
+            show_policy(point.policy),
+            show_bytes(point.peak_bytes),
+            show_bytes(point.temp_bytes),
+            show_bytes(point.offloaded_bytes) if point.offloaded_bytes else "-",
+            f"{point.forward_evaluations:.2f}",
+            show_flops(point.recomputed_flops),
+            style="bold" if point is plan.chosen else None,
+        )
+    return Group(grid, Text(plan.reason))
+
+
+def show_policy(policy: ScanCheckpointPolicy) -> str:
+    """A policy in the fewest words that make it again."""
+    if policy.disable:
+        return "none"
+    if policy == ScanCheckpointPolicy(simple=True):
+        return "full"
+    return repr(policy).removeprefix("ScanCheckpointPolicy")[1:-1]
+
+
+def _kept(report: Any) -> Table:
     numbers = ("each", "layers", "bytes")
     columns = ("value", "made at", "shape", "dtype", *numbers, "on", "kept because")
     grid = table("What the backward pass keeps", columns, numbers)
@@ -87,7 +112,7 @@ def _bytes(rows: list[Residual]) -> int:
     return sum(r.bytes for r in rows)
 
 
-def _totals(report: "Report") -> Table:
+def _totals(report: Any) -> Table:
     grid = Table.grid(padding=(0, 2))
     peak = report.peak
     lines = [
@@ -122,7 +147,7 @@ def _totals(report: "Report") -> Table:
     return grid
 
 
-def _findings(report: "Report") -> list[RenderableType]:
+def _findings(report: Any) -> list[RenderableType]:
     if not report.findings:
         return [Text("\nNo waste found.")]
     numbers = ("bytes",)

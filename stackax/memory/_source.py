@@ -17,7 +17,7 @@ _MACHINERY = tuple(
     _PACKAGE + folder for folder in ("_loop", "_policy", "_stack", "memory", "testing", "_jax")
 )
 # Their lines say what is multiplied, and nothing of why.
-_LIBRARIES = tuple(os.path.dirname(module.__file__) + os.sep for module in (equinox, haliax))
+_LIBRARIES = tuple(str(Path(*module.__path__)) + os.sep for module in (equinox, haliax))
 _INSTALLED = tuple(
     os.path.join(path, "") for path in {sysconfig.get_path("purelib"), *site.getsitepackages()}
 )

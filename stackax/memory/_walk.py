@@ -38,9 +38,7 @@ def call_of(eqn: JaxprEqn) -> Jaxpr | None:
         return None
     inner = [_jax.open_jaxpr(j) for j in jaxprs_in_params(eqn.params)]
     fits = [
-        j
-        for j in inner
-        if len(j.invars) == len(eqn.invars) and len(j.outvars) == len(eqn.outvars)
+        j for j in inner if len(j.invars) == len(eqn.invars) and len(j.outvars) == len(eqn.outvars)
     ]
     return fits[0] if fits else None
 

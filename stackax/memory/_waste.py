@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 import haliax as hax
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import name_p
 
 from .. import _jax
+from .._loop.scopes import REMATTED
 from .._policy.policy import ScanCheckpointPolicy, did_you_mean
 from .._stack.base import Container
 from ._bytes import show_bytes
+from ._names import names_in
 from ._program import Call, Program, Stack, nbytes
 from ._residuals import CHECKPOINTS, Residual, Tracker, source_of_value
 from ._source import source_of
-from ._walk import equations, inner_jaxprs, scan_of
+from ._walk import Loop, equations, inner_jaxprs, scan_of
 
 # Below this share of what is kept, a finding would cost more to read than to ignore.
 _NEGLIGIBLE = 0.01
@@ -125,8 +126,8 @@ def _outputs_that_are_inputs(program: Program, tracker: Tracker) -> Iterator[Fin
                 "scan output that is its input",
                 nbytes(var.aval),
                 source_of_value(found),
-                f"the loop returns {path or 'what it slices'} as its output {place - loop.carries}, "
-                "which stacks a copy of it",
+                f"the loop stacks a copy of {path or 'what it slices'}, which it returns as its "
+                f"output {place - loop.carries}",
                 "return only what the body computes, and use the argument itself after the loop",
             )
 
@@ -148,9 +149,7 @@ def _large_without_name(residuals: list[Residual], kept: int) -> Iterator[Findin
 def _idle_names(call: Call, program: Program, residuals: list[Residual]) -> Iterator[Finding]:
     """Names in a policy that keep nothing."""
     effective = {r.name for r in residuals}
-    present = {
-        eqn.params["name"] for eqn in equations(program.jaxpr) if eqn.primitive is name_p
-    }
+    present = names_in(program.jaxpr)
     for name in _names_asked(call):
         if name not in effective:
             reason = (
@@ -211,8 +210,7 @@ def _nested_loops(program: Program) -> Iterator[Finding]:
         outer = scan_of(eqn)
         if outer is None or "transpose(" not in _jax.name_stack(eqn):
             continue
-        for inner_eqn in _rematted_scans(outer.body):
-            inner = scan_of(inner_eqn)
+        for inner_eqn, inner in _rematted_scans(outer.body):
             sizes = [nbytes(x.aval) for x in inner_eqn.invars]
             carry = sum(sizes[inner.consts : inner.consts + inner.carries])
             weights = sum(sizes[inner.consts + inner.carries :])
@@ -229,14 +227,15 @@ def _nested_loops(program: Program) -> Iterator[Finding]:
                 )
 
 
-def _rematted_scans(jaxpr: Jaxpr, within: bool = False) -> Iterator[JaxprEqn]:
+def _rematted_scans(jaxpr: Jaxpr, within: bool = False) -> Iterator[tuple[JaxprEqn, Loop]]:
     """The forward scans over rematerialised steps inside a `jax.checkpoint`."""
     for eqn in jaxpr.eqns:
-        if within and scan_of(eqn) and "rematted_computation" in _jax.name_stack(eqn):
-            yield eqn
-        elif scan_of(eqn) is None:
+        loop = scan_of(eqn)
+        if loop is None:
             for inner in inner_jaxprs(eqn):
                 yield from _rematted_scans(inner, within or eqn.primitive.name in CHECKPOINTS)
+        elif within and REMATTED in _jax.name_stack(eqn):
+            yield eqn, loop
 
 
 def _remat_undone(program: Program) -> Iterator[Finding]:
@@ -270,7 +269,7 @@ def _outside_loops(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _is_again(eqn: JaxprEqn) -> bool:
-    return "rematted_computation" in _jax.name_stack(eqn)
+    return REMATTED in _jax.name_stack(eqn)
 
 
 def _stacks(call: Call) -> list[Any]:
