@@ -75,3 +75,9 @@ def user_frames(eqn: JaxprEqn) -> Iterator[tuple[str, int, str]]:
 def is_on_host(aval: Any) -> bool:
     """Whether the type `aval` is that of an array in the host's memory."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def with_outputs(jaxpr: Jaxpr, outputs: Sequence[Any]) -> Jaxpr:
+    """The same equations with other variables as outputs."""
+    about = jaxpr.debug_info._replace(result_paths=None)
+    return jaxpr.replace(outvars=list(outputs), debug_info=about)

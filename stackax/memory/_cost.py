@@ -61,7 +61,7 @@ def step_cost(program: Program) -> Cost:
 def forward_cost(program: Program) -> Cost:
     """What the value alone costs, with what the backward pass has the forward pass compute."""
     values = program.jaxpr.outvars[: program.outputs]
-    return _cost(program.jaxpr.replace(outvars=values, debug_info=None), is_again=False)
+    return _cost(_jax.with_outputs(program.jaxpr, values), is_again=False)
 
 
 def equation_flops(eqn: JaxprEqn) -> float:

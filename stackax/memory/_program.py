@@ -72,7 +72,7 @@ class Program(NamedTuple):
         """The program of `jax.value_and_grad`, which returns no residuals."""
         outvars = list(self.jaxpr.outvars)
         returned = outvars[: self.outputs] + outvars[-self.gradients :]
-        return _jax.ClosedJaxpr(self.jaxpr.replace(outvars=returned, debug_info=None), self.consts)
+        return _jax.ClosedJaxpr(_jax.with_outputs(self.jaxpr, returned), self.consts)
 
     @property
     def parameter_bytes(self) -> int:
@@ -332,9 +332,10 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None)
-    is_placed = isinstance(leaf, jax.ShapeDtypeStruct) and sharding is not None
-    return leaf if is_placed else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    weak_type = getattr(leaf, "weak_type", False)  # a number that gives way to other dtypes
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak_type)
 
 
 def _name_of(function: Callable) -> str:

@@ -164,11 +164,14 @@ class Tracker:
         if scope.loop is None:
             return self._find(operand, scope.parent, name, layers)
         consts, carries = scope.loop.consts, scope.loop.carries
-        if consts <= place < consts + carries:
+        is_carry = consts <= place < consts + carries
+        if is_carry and scope.loop.body.outvars[place - consts] is not var:
             return found(kind="carry", argument=None, depends_on=label)
         outer = self._find(operand, scope.parent, None, ())
-        kind = "constant" if place < consts else "slice"
-        return found(kind=kind, argument=outer.argument, depends_on=label)
+        if place < consts or is_carry:  # a carry that never changes
+            label = frozenset({"constants"})
+            return found(kind="constant", argument=outer.argument, depends_on=label)
+        return found(kind="slice", argument=outer.argument, depends_on=label)
 
     def enter_loop(self, scope: Scope, eqn: JaxprEqn, loop: Loop) -> Scope:
         """The scope of a loop's body."""

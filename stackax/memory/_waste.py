@@ -105,7 +105,7 @@ def _stacked_invariants(residuals: list[Residual]) -> Iterator[Finding]:
                 "same value kept for every layer",
                 [r],
                 f"{r.label} is the same for every layer, and is kept {_times(r.layers)} times",
-                "compute it before the loop and pass it in, or take it out of the policy's names",
+                "pass it to the loop as an argument for all layers, not in the carry",
             )
 
 
@@ -142,7 +142,8 @@ def _large_without_name(residuals: list[Residual], kept: int) -> Iterator[Findin
                 "large value without a name",
                 [r],
                 f"{r.label} is {r.bytes / kept:.0%} of what is kept, and no policy can name it",
-                "give it one with stackax.checkpoint_name(x, 'a_name'), or use remat=True",
+                "use remat=True; or name it, or what it is computed from, with "
+                "stackax.checkpoint_name(x, 'a_name'), and keep that",
             )
 
 
