@@ -1,0 +1,162 @@
+"""A plan fits its budget by the compiler's own figure, at the least recomputation there is."""
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import pytest
+
+from stackax import BlockSeq, ScanCheckpointPolicy, Stacked, checkpoint_name
+from stackax.memory import explain, plan
+from stackax.memory._choices import layers_of, names_to_keep, policies_to_try, slots_to_try
+from stackax.memory._program import as_call, trace
+from tests.zoo import platform_warnings_ignored
+
+N, ROWS, WIDTH, HIDDEN = 6, 64, 16, 64
+X = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+
+
+class Mlp(eqx.Module):
+    """Two products with three names: a cheap one to repeat, a dear one, and one never needed."""
+
+    up: jax.Array
+    down: jax.Array
+
+    def __init__(self, *, key):
+        self.up, self.down = jr.normal(key, (WIDTH, HIDDEN)), jr.normal(key, (HIDDEN, WIDTH))
+
+    def __call__(self, x):
+        hidden = checkpoint_name(x @ self.up, "up")
+        hidden = checkpoint_name(jnp.sin(hidden), "sine")
+        return x + checkpoint_name(hidden @ self.down, "down")
+
+
+def make(container=Stacked, n=N):
+    return container.init(hax.Axis("layers", n), Mlp)(key=jr.key(0))
+
+
+def enumerated():
+    """Peak and recomputation of every subset of the names and of every loop, from its report."""
+    policies = [ScanCheckpointPolicy(disable=True), ScanCheckpointPolicy(simple=True)]
+    subsets = [["up", "sine"], ["up"], ["sine"]]
+    policies += [ScanCheckpointPolicy(save_block_internals=subset) for subset in subsets]
+    policies += [ScanCheckpointPolicy(slots=k) for k in slots_to_try(N)]
+    reports = [explain(make(), X, remat=policy) for policy in policies]
+    return [(r.peak_bytes, r.recomputed_flops) for r in reports]
+
+
+@pytest.fixture(scope="module")
+def front():
+    return plan(make(), X, budget_bytes="1 GiB").front
+
+
+def test_no_choice_repeats_less_in_as_many_bytes(front):
+    for peak, flops in enumerated():
+        fitting = [point.recomputed_flops for point in front if point.peak_bytes <= peak]
+        assert min(fitting) <= 1.05 * flops
+
+
+def test_the_predicted_peak_never_falls_when_the_budget_rises(front):
+    peaks = [point.peak_bytes for point in front]
+    flops = [point.recomputed_flops for point in front]
+    assert peaks == sorted(peaks) and flops == sorted(flops, reverse=True)
+    for at in (0, len(front) // 2, len(front) - 1):
+        chosen = plan(make(), X, budget_bytes=peaks[at] + 1)
+        assert chosen.fits and chosen.chosen == front[at]
+
+
+def test_a_verified_plan_fits_by_the_compilers_figure(front):
+    for budget in (front[1].peak_bytes, front[-2].peak_bytes):
+        verified = plan(make(), X, budget_bytes=budget, verify=True)
+        assert verified.fits and verified.compiled_peak_bytes <= budget
+        assert "compiled at" in verified.reason
+
+
+def test_what_cannot_fit_says_what_comes_nearest(front):
+    least = front[0].peak_bytes
+    result = plan(make(), X, budget_bytes=least - 1)
+    assert not result.fits
+    assert result.chosen == result.least and result.least.peak_bytes == least
+    assert result.policy == ScanCheckpointPolicy(slots=1)
+    assert "Nothing fits" in result.reason and "slots=1" in str(result)
+
+
+def test_the_model_of_a_layer_agrees_with_the_traced_program():
+    call = as_call(make(), (X,), "plan")
+    (layer,) = layers_of(trace(call.with_remat("none"), None, "plan"))
+    for names in ([], ["up"], ["sine"], ["up", "sine"], ["down"]):
+        policy = ScanCheckpointPolicy(save_block_internals=names) if names else True
+        effective, size, flops = layer.keep(names)
+        if effective == set(names):
+            report = explain(make(), X, remat=policy)
+            assert flops == report.recomputed_flops
+            assert size == sum(r.bytes for r in report.residuals if r.name in names)
+        else:
+            assert names == ["down"] and not effective and size == 0
+
+
+def test_names_that_keep_nothing_are_not_considered():
+    call = as_call(make(), (X,), "plan")
+    layers = layers_of(trace(call.with_remat("none"), None, "plan"))
+    assert all("down" not in names for names in names_to_keep(layers))
+
+
+def test_the_host_is_used_only_where_it_is_one_unless_asked(front):
+    def offloads(point):
+        return point.policy.save_carries == "offload" or bool(point.policy.offloaded_names)
+
+    assert not any(map(offloads, front))  # a CPU has no other memory
+    with platform_warnings_ignored():
+        asked = plan(make(), X, budget_bytes="1 GiB", offload=True).front
+    assert any(offloads(point) and point.offloaded_bytes > 0 for point in asked)
+
+
+def test_blocks_in_a_python_loop_have_names_to_choose_from():
+    call = as_call(make(BlockSeq, 2), (X,), "plan")
+    with platform_warnings_ignored():
+        layers = layers_of(trace(call.with_remat("none"), None, "plan"))
+    policies = list(policies_to_try(layers, 2, "all", offload=False))
+    assert any(policy.saved_names for policy in policies)
+
+
+def test_a_function_of_two_stacks_gets_one_policy_for_both():
+    def f(stacks, x):
+        return stacks["a"].fold(stacks["b"].fold(x)).sum()
+
+    stacks = {"a": make(), "b": make(n=3)}
+    chosen = plan(f, stacks, X, budget_bytes="1 GiB", argnums=0)
+    assert chosen.policy == ScanCheckpointPolicy(disable=True)
+    assert any(point.policy.saved_names for point in chosen.front)
+
+
+def test_a_plan_can_be_written_as_json_and_used_as_it_is():
+    chosen = plan(make(), X, budget_bytes="1 GiB")
+    row = chosen.to_dict()["chosen"]
+    assert row["policy"] == "ScanCheckpointPolicy(disable=True)"
+    assert row["peak_bytes"] == chosen.chosen.peak_bytes
+    assert make().with_policy(chosen.policy).gradient_checkpointing == chosen.policy
+
+
+WEIGHT_BYTES = N * 2 * WIDTH * HIDDEN * 4
+BAD_CALLS = {
+    "budget below the weights": (
+        lambda: plan(make(), X, budget_bytes=WEIGHT_BYTES - 1),
+        ValueError,
+        "below the arguments alone",
+    ),
+    "no unit": (lambda: plan(make(), X, budget_bytes="64 parsecs"), ValueError, "64 parsecs"),
+    "no stack": (
+        lambda: plan(lambda x: x.sum(), X, budget_bytes="1 GiB"),
+        TypeError,
+        "plan has no policy to choose",
+    ),
+    "no array": (lambda: plan(make(), "x", budget_bytes="1 GiB"), TypeError, "'x', a str"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_input_is_named(name):
+    call, error, message = BAD_CALLS[name]
+    with pytest.raises(error, match=message):
+        call()
