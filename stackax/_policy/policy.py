@@ -2,8 +2,11 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from . import presets
 
@@ -132,6 +135,7 @@ class ScanCheckpointPolicy:
         | `"save_all"` | `save_inputs=True, save_block_internals=True` |
         | `"offload"` | `save_carries="offload"` |
         | `"nested"` | `nested=True` |
+        | `"slots=8"` | `slots=8`, or any other number |
         | `"minimal"`, `"save_qkv_proj"` and MaxText's others | its names, `match_names="any"` |
 
         Args:
@@ -159,11 +163,13 @@ class ScanCheckpointPolicy:
                 f"{given.__module__}.{given.__name__}."
             )
         fields = presets.fields_of(remat_policy)
+        if slots := re.fullmatch(r"slots=(\d+)", remat_policy):
+            fields = dict(slots=int(slots[1]))
         if fields is None:
             raise ValueError(
                 f"there is no remat policy {remat_policy!r}"
                 f"{did_you_mean(remat_policy, presets.known_names())} "
-                f"Known: {', '.join(map(repr, presets.known_names()))}."
+                f"Known: {', '.join(map(repr, presets.known_names()))}, 'slots=8'."
             )
         return ScanCheckpointPolicy(**fields)
 
@@ -214,8 +220,11 @@ class ScanCheckpointPolicy:
         object.__setattr__(self, "save_block_internals", saved)
         offloaded = _names("offload_block_internals", self.offload_block_internals)
         object.__setattr__(self, "offload_block_internals", offloaded)
-        if isinstance(self.nested, Iterable) and not isinstance(self.nested, str):
-            object.__setattr__(self, "nested", tuple(self.nested))
+        nested = self.nested
+        if isinstance(nested, Iterable) and not isinstance(nested, str):
+            nested = tuple(map(_as_int, nested))
+        object.__setattr__(self, "nested", _as_int(nested))
+        object.__setattr__(self, "slots", _as_int(self.slots))
 
     def _check_values(self):
         _check_choice("save_carries", self.save_carries, (True, False, "offload"))
@@ -324,6 +333,11 @@ def _names(field: str, names: Any) -> tuple[str, ...]:
         if not isinstance(name, str) or not name:
             raise TypeError(f"{field} has {name!r}, which is not the name of a value.")
     return tuple(dict.fromkeys(names))
+
+
+def _as_int(value: Any) -> Any:
+    """NumPy's integers as Python's, so that equal policies are equal; the rest as it is."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _check_choice(field: str, value: Any, choices: tuple, hint: str = "") -> None:

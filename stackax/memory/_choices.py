@@ -82,7 +82,7 @@ def layers_of(program: Program) -> list[Layer]:
         loop = scan_of(eqn)
         if loop is None or "transpose(" in _jax.name_stack(eqn):
             continue
-        residuals = set(program.residuals)
+        residuals = {x for x in program.residuals if not isinstance(x, Literal)}
         stacked = zip(eqn.outvars[loop.carries :], loop.body.outvars[loop.carries :], strict=True)
         needed = [inner for outer, inner in stacked if outer in residuals]
         layer = _Builder().build(loop.body, needed, loop.length)

@@ -72,7 +72,7 @@ class Reader:
     def readers(self, jaxpr: Jaxpr, var: Any) -> list[JaxprEqn]:
         """The equations that take `var`, in order."""
         self._read(jaxpr)
-        return self._readers[id(jaxpr)].get(var, [])
+        return [] if isinstance(var, Literal) else self._readers[id(jaxpr)].get(var, [])
 
     def _read(self, jaxpr: Jaxpr) -> None:
         if id(jaxpr) in self._makers:

@@ -64,3 +64,9 @@ def test_prevent_cse_given_to_init_is_deprecated_and_ends_up_in_the_policy():
         )
         stack = make(key=jr.key(0))
     assert stack.gradient_checkpointing.prevent_cse is True
+
+
+def test_a_number_of_slots_can_be_written_as_an_alias():
+    assert ScanCheckpointPolicy.from_bool_or_str("slots=12") == ScanCheckpointPolicy(slots=12)
+    with pytest.raises(ValueError, match="slots=0"):
+        ScanCheckpointPolicy.from_bool_or_str("slots=0")

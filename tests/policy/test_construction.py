@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from stackax import ScanCheckpointPolicy
@@ -221,3 +222,8 @@ def test_the_first_eight_fields_are_haliaxs_in_haliaxs_order():
     theirs = [field.name for field in dataclasses.fields(haliax.nn.ScanCheckpointPolicy)]
     ours = [field.name for field in dataclasses.fields(ScanCheckpointPolicy)]
     assert ours[: len(theirs)] == theirs
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert ScanCheckpointPolicy(slots=np.int64(3)) == ScanCheckpointPolicy(slots=3)
+    assert ScanCheckpointPolicy(nested=(np.int32(4), 2)) == ScanCheckpointPolicy(nested=(4, 2))
