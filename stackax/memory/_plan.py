@@ -1,6 +1,7 @@
 """Choosing a policy: the least recomputation whose peak fits a budget."""
 
 import dataclasses
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 from rich.console import RenderableType
 from rich.jupyter import JupyterMixin
 
+from .._loop.schedule import optimal_evaluations
 from .._policy.names import names_unchecked
 from .._policy.policy import ScanCheckpointPolicy
 from ..plot import plot_front
@@ -175,8 +177,49 @@ def choices(call: Call, argnums: int | Sequence[int] | None, offload: bool | Non
         plain = trace(call.with_remat("none"), argnums, "plan")
         length = max(stack.Block.size for stack in call.stacks)
         match_names = "all" if len(call.stacks) == 1 else "any"
-        policies = policies_to_try(layers_of(plain), length, match_names, may_offload)
-        return [_point(policy, call, argnums) for policy in policies]
+        policies = list(policies_to_try(layers_of(plain), length, match_names, may_offload))
+        known = _Interpolated(call, argnums, length)
+        return [known.point(p) if p.slots else _point(p, call, argnums) for p in policies]
+
+
+class _Interpolated:
+    """Points of `slots=k`, of which two give all others from 2 slots on.
+
+    A slot more is one carry more, and the operations repeated are those of a layer for each step
+    that the schedule advances: both are laws of the loop (`tests/laws/`).
+    """
+
+    def __init__(self, call: Call, argnums: int | Sequence[int] | None, length: int) -> None:
+        self._trace = ft.cache(lambda policy: _point(policy, call, argnums))
+        self._length = length
+        self._is_law = all(stack.Block.size == length for stack in call.stacks)
+
+    def point(self, policy: ScanCheckpointPolicy) -> Point:
+        """The point of a policy with slots."""
+        slots, most = policy.slots, self._length - 1
+        assert slots is not None
+        if not self._is_law or not 2 < slots < most:
+            return self._trace(policy)
+        few, many = (self._trace(dataclasses.replace(policy, slots=k)) for k in (2, most))
+        of_slots = (slots - 2) / (most - 2)
+        steps = [self._advanced(k) for k in (2, slots, most)]
+        of_steps = (steps[0] - steps[1]) / (steps[0] - steps[2])
+        numbers = {
+            name: _between(few, many, name, of_steps if name in _REPEATED else of_slots)
+            for name in Point._fields[1:]
+        }
+        return Point(policy, **numbers)
+
+    def _advanced(self, slots: int) -> int:
+        return optimal_evaluations(self._length, slots)
+
+
+_REPEATED = ("recomputed_flops", "forward_evaluations")
+
+
+def _between(few: Point, many: Point, name: str, share: float) -> Any:
+    a, b = getattr(few, name), getattr(many, name)
+    return type(a)(round(a + share * (b - a)) if isinstance(a, int) else a + share * (b - a))
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:

@@ -160,3 +160,13 @@ def test_bad_input_is_named(name):
     call, error, message = BAD_CALLS[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_points_between_two_traced_ones_are_those_that_a_trace_would_give():
+    front = plan(make(n=12), X, budget_bytes="1 GiB").front
+    slots = [point for point in front if point.policy.slots and 2 < point.policy.slots < 11]
+    assert len(slots) > 3
+    for point in slots:
+        report = explain(make(n=12), X, remat=point.policy)
+        assert point.recomputed_flops == pytest.approx(report.recomputed_flops, rel=1e-9)
+        assert point.peak_bytes == pytest.approx(report.peak_bytes, rel=1e-3)
