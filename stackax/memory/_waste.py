@@ -134,7 +134,7 @@ def _outputs_that_are_inputs(program: Program, tracker: Tracker) -> Iterator[Fin
 
 def _large_without_name(residuals: list[Residual], kept: int) -> Iterator[Finding]:
     carry = max((r.bytes_per_layer for r in residuals if r.kind == "carry"), default=0)
-    for r in residuals:
+    for r in residuals if carry else ():
         is_large = r.bytes >= _LARGE_SHARE * kept and r.bytes_per_layer >= _LARGE_CARRIES * carry
         is_computed = r.kind == "computed" and r.depends_on != {"per-layer input"}
         if r.layers and is_computed and r.name is None and is_large:

@@ -243,6 +243,18 @@ def test_a_clean_stack_has_no_finding(policy):
     assert findings(our_stack(policy)) == {}
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda weights, x: jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, weights[:0])[0],
+        lambda weights, x: jax.lax.map(lambda w: jnp.tanh(x @ w), weights),
+    ],
+    ids=["no layers", "no carry"],
+)
+def test_a_loop_without_carries_has_no_finding(f):
+    assert findings((f, WEIGHTS, X)) == {}
+
+
 def test_the_line_of_the_cast_is_that_of_the_user():
     finding = findings(scan(affine_in_bfloat16))["weights cast per layer"]
     assert "test_waste.py" in finding.source and "affine_in_bfloat16" in finding.source
