@@ -1,5 +1,6 @@
 """What the compiler says is passed on as it is; times are taken where there is something to run."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -33,6 +34,11 @@ def test_donations_of_a_jitted_function_count_and_spare_the_callers_arrays():
     figures = measure(jax.jit(lambda x: x + 1, donate_argnums=0), X)
     assert figures.alias_bytes == X.nbytes and figures.peak_bytes == X.nbytes
     assert not X.is_deleted()
+
+
+def test_functions_that_equinox_jitted_are_measured_too():
+    figures = measure(eqx.filter_jit(product), X)
+    assert figures.temp_bytes == measure(product, X).temp_bytes and figures.seconds > 0
 
 
 def test_a_backend_that_keeps_no_count_gives_no_device_peak():
