@@ -284,11 +284,11 @@ def _why(tracker: Tracker, var: Any, found: Found) -> str:
     if reader is None:
         return "the backward pass returns it"
     if reader.primitive.name in CHECKPOINTS:
-        if found.name and found.kind == "computed":
-            return "kept by name; the rest of the layer is computed again from it"
-        return "the layer is computed again from it"
+        return (
+            "kept by name" if found.name and found.kind == "computed" else "its layer is run again"
+        )
     if reader.primitive.name in ("scheduled_loop_read", "while"):
-        return "the layers after it are computed again from it"
+        return "layers from it on are run again"
     where = source_of(reader)
-    at = f" at {where}" if where and where != source_of_value(found) else ""
-    return f"the derivative{at} reads it ({reader.primitive.name})"
+    at = f", at {where}" if where and where != source_of_value(found) else ""
+    return f"{reader.primitive.name} needs it{at}"

@@ -2,8 +2,9 @@
 
 import collections
 import io
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rich import box
@@ -32,12 +33,20 @@ def bill(report: Any) -> RenderableType:
     return Group(_kept(report), Text(), _totals(report), *_findings(report))
 
 
-def table(title: str, columns: Iterable[str], numeric: Iterable[str] = ()) -> Table:
+def table(title: str, columns: Iterable[str], numeric: Collection[str] = ()) -> Table:
     """An empty table in the one style of this library."""
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    right = set(numeric)
+    grid = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in columns:
-        grid.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        is_number = column in numeric
+        justify = "right" if is_number else "left"
+        grid.add_column(column, justify=justify, no_wrap=is_number, overflow="fold")
     return grid
 
 
@@ -69,39 +78,44 @@ def show_policy(policy: ScanCheckpointPolicy) -> str:
 
 
 def _kept(report: Any) -> Table:
-    numbers = ("each", "layers", "bytes")
-    columns = ("value", "made at", "shape", "dtype", *numbers, "on", "kept because")
+    numbers = ("each", "x", "bytes")
+    columns = ("value", "type", *numbers, "made at", "because")
     grid = table("What the backward pass keeps", columns, numbers)
     own = collections.defaultdict(list)
     for r in report.residuals:
         if r.kind != "argument":
             own[_cells(r)].append(r)
     groups = sorted(own.items(), key=lambda group: -_bytes(group[1]))
-    for (label, *cells), rows in groups[:_MOST_ROWS]:
+    for (label, kind, each, layers, *rest), rows in groups[:_MOST_ROWS]:
         count = f" ({len(rows)} of them)" if rows[1:] else ""
-        cells[5] = _total(rows)
-        grid.add_row(label + count, *cells)
+        grid.add_row(label + count, kind, each, layers, _total(rows), *rest)
     if rest := [r for _, rows in groups[_MOST_ROWS:] for r in rows]:
-        grid.add_row(f"{len(rest)} smaller", "", "", "", "", "", _total(rest), "", "")
+        grid.add_row(f"{len(rest)} smaller", "", "", "", _total(rest), "", "")
     if arguments := [r for r in report.residuals if r.kind == "argument"]:
         what = f"{len(arguments)} argument{'s' if arguments[1:] else ''}"
-        why = "arguments: they add nothing"
-        grid.add_row(what, "", "", "", "", "", _total(arguments), "device", why)
+        grid.add_row(what, "", "", "", _total(arguments), "", "they are there anyway")
     return grid
 
 
 def _cells(r: Residual) -> tuple[str, ...]:
+    """The cells of a row, but for its bytes."""
     return (
-        r.label,
-        r.source,
-        ", ".join(r.axes) if r.axes else "x".join(map(str, r.shape)),
-        str(r.dtype),
+        r.label + (" on the host" if r.memory == "host" else ""),
+        show_type(r.dtype, r.shape),
         show_bytes(r.bytes_per_layer),
         " x ".join(map(str, r.layers)) or "once",
-        show_bytes(r.bytes),
-        r.memory,
-        r.why,
+        r.source.split(" (")[0].split("/")[-1],
+        r.why.split(",")[0],
     )
+
+
+def show_type(dtype: Any, shape: tuple[int, ...]) -> str:
+    """A type as JAX writes it in programs, such as `f32[8,128]`."""
+    name = re.sub(r"^(u?int|b?float|complex)(?=\d)", lambda kind: _SHORT[kind[1]], str(dtype))
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 def _total(rows: list[Residual]) -> str:
@@ -135,7 +149,7 @@ def _totals(report: Any) -> Table:
         (
             "work",
             show_flops(report.flops),
-            f"of them again {show_flops(report.recomputed_flops)}; the forward pass runs "
+            f"of them repeated {show_flops(report.recomputed_flops)}; the forward pass runs "
             f"{report.forward_evaluations:.2f} times",
         ),
     ]

@@ -92,8 +92,7 @@ def _copied_weights(residuals: list[Residual]) -> Iterator[Finding]:
         yield _finding("weights cast per layer", casts, what, f"cast before the loop, or {fix}")
     if others:
         what = (
-            f"{_listed(r.label for r in others)} of each layer {'are' if others[1:] else 'is'} "
-            "computed from its weights alone, and kept"
+            f"kept, but computed from a layer's weights alone: {_listed(r.label for r in others)}"
         )
         yield _finding("weights transformed per layer", others, what, fix)
 
