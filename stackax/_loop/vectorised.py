@@ -1,5 +1,6 @@
 """Running a function on all layers at once."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,15 +67,42 @@ def check_alike(trees: Sequence[Any], names: Sequence[str], cure: str) -> None:
     flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_named) for tree in trees]
     for tree, name, (leaves, structure) in zip(trees, names, flat, strict=True):
         if structure != flat[0][1]:
-            a, b = type(tree).__name__, type(trees[0]).__name__
-            a, b = (a, b) if a != b else (structure, flat[0][1])
-            raise ValueError(f"{name} differs from {names[0]}: it is {a}, not {b}. {cure}")
+            where, a, b = _first_difference(tree, trees[0]) or ("", structure, flat[0][1])
+            at = f" at {where}" if where else ""
+            raise ValueError(f"{name} differs from {names[0]}{at}: it is {a}, not {b}. {cure}")
         for (path, a), (_, b) in zip(leaves, flat[0][0], strict=True):
             if _kind(a) != _kind(b):
                 raise ValueError(
                     f"{name} differs from {names[0]} at {jax.tree_util.keystr(path)}: it is "
                     f"{_kind(a)}, not {_kind(b)}. {cure}"
                 )
+
+
+def _first_difference(a: Any, b: Any, where: str = "") -> tuple[str, Any, Any] | None:
+    """Where two pytrees of different structure part, and what stands there."""
+    if type(a) is not type(b):
+        return where, _description(a), _description(b)
+    if dataclasses.is_dataclass(a) and not is_named(a):
+        fields = dataclasses.fields(a)
+        parts = [(f".{f.name}", getattr(a, f.name), getattr(b, f.name)) for f in fields]
+    elif isinstance(a, dict) and a.keys() == b.keys():
+        parts = [(f"[{key!r}]", a[key], b[key]) for key in a]
+    elif isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            return where, f"{len(a)} long", f"{len(b)} long"
+        parts = [(f"[{i}]", *pair) for i, pair in enumerate(zip(a, b, strict=True))]
+    elif is_named(a) or is_array(a):
+        return None if _kind(a) == _kind(b) else (where, _kind(a), _kind(b))
+    else:
+        return None if a == b else (where, repr(a), repr(b))
+    found = (_first_difference(x, y, where + name) for name, x, y in parts)
+    return next((difference for difference in found if difference), None)
+
+
+def _description(x: Any) -> str:
+    if is_named(x) or is_array(x):
+        return _kind(x)
+    return "None" if x is None else type(x).__name__
 
 
 def _without_array(leaf: Any) -> Leaf:

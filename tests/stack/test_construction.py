@@ -282,3 +282,26 @@ def test_with_policy_changes_the_policy_and_nothing_else(container):
     assert stack.gradient_checkpointing == ScanCheckpointPolicy(disable=True)
     with pytest.raises(ValueError, match="nested"):
         stack.with_policy("nestd")
+
+
+DIFFERENCES = {
+    "a size": (eqx.nn.Linear(4, 5, key=jr.key(0)), r"at \.weight: it is float32\[5, 4\], not"),
+    "a missing array": (
+        eqx.nn.Linear(4, 4, use_bias=False, key=jr.key(0)),
+        r"at \.bias: it is None, not float32\[4\]",
+    ),
+    "a class": (eqx.nn.MLP(4, 4, 4, 1, key=jr.key(0)), "it is MLP, not Linear"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_blocks_that_differ_are_refused_with_the_place_where_they_do(name):
+    other, message = DIFFERENCES[name]
+    with pytest.raises(ValueError, match=message):
+        Stacked.from_layers([eqx.nn.Linear(4, 4, key=jr.key(0)), other])
+
+
+def test_blocks_of_other_depth_are_refused_with_their_lengths():
+    shallow, deep = (eqx.nn.MLP(4, 4, 4, depth, key=jr.key(0)) for depth in (1, 2))
+    with pytest.raises(ValueError, match=r"at \.layers: it is 3 long, not 2 long"):
+        Stacked.from_layers([shallow, deep])
