@@ -3,8 +3,8 @@
 A new block, policy or container is a new row here; the laws under `tests/laws/` do the rest.
 
 Axes and shapes: `Layers` is the stack; a carry is (batch 2, embed 4) for the MLP blocks and
-(batch 2, pos 3, embed 4) for the attention block. Everything is tiny, because a law costs one
-compilation per program and nothing else.
+(batch 2, pos 3, embed 4) for the attention and Mamba-2 blocks. Everything is tiny, because a law
+costs one compilation per program and nothing else.
 
 Every block is called as `block(carry, scale, shift)`: `scale` is a per-layer argument in the laws,
 `shift` a shared one. A block ends in `carry + scale * gain * last + shift` with a learned `gain`,
@@ -32,12 +32,14 @@ from stackax import (
     Stacked,
     checkpoint_name,
 )
+from stackax.mamba2 import Mamba2Block, Mamba2Config
 
 VOCABULARY_NAMES = ("query_proj", "context", "out_proj", "mlpwi", "mlpwo")
 
 BATCH, POS, EMBED, HIDDEN, HEADS = 2, 3, 4, 8, 2
 
 Batch = hax.Axis("batch", BATCH)
+Pos = hax.Axis("position", POS)
 Embed = hax.Axis("embed", EMBED)
 Hidden = hax.Axis("hidden", HIDDEN)
 
@@ -53,7 +55,7 @@ def layers(n: int) -> hax.Axis:
 # Blocks
 
 
-@ft.partial(jax.jit, static_argnums=range(1, 7))
+@ft.partial(jax.jit, static_argnums=range(1, 11))
 def draw(key, *shapes: tuple[int, ...]) -> list[jax.Array]:
     """Arrays of these shapes, uniform between 0 and 1 but for matrices, which have a mean of 0.
 
@@ -247,6 +249,32 @@ def _norm(x, gain):
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * gain
 
 
+MAMBA2 = Mamba2Config(
+    layers=2, width=EMBED, head_dim=4, state=2, conv_width=2, vocab_size=8, chunk_size=2
+)
+
+
+class Mamba2(eqx.Module):
+    """A Mamba-2 block of two heads, over sequences of a chunk and a half.
+
+    Its weights are drawn as all are here, because its own draws would cost a second each.
+    """
+
+    block: Mamba2Block
+    gain: hax.NamedArray
+
+    @staticmethod
+    def init(*, key):
+        like = eqx.filter_eval_shape(Mamba2Block.init, MAMBA2, key=key)
+        leaves, treedef = jax.tree.flatten(like)
+        *weights, gain = draw(key, *(leaf.shape for leaf in leaves), ())
+        return Mamba2(jax.tree.unflatten(treedef, weights), hax.named(gain, ()))
+
+    def __call__(self, x, scale=1.0, shift=0.0):
+        last = self.block(x) - x
+        return x + last * self.gain * scale + shift
+
+
 class Affine(eqx.nn.Linear):
     """`eqx.nn.Linear` by inheritance: a class with a positional constructor and no `init`."""
 
@@ -300,8 +328,13 @@ def _sequence_carry(key):
     return draw(key, (BATCH, POS, EMBED))[0]
 
 
+def _named_sequence_carry(key):
+    return hax.named(_sequence_carry(key), (Batch, Pos, Embed))
+
+
 _ALL = frozenset(VOCABULARY_NAMES)
 _MLP = frozenset({"mlpwi", "mlpwo"})
+_MAMBA2 = frozenset({"in_proj", "conv", "ssd", "gated_norm", "out_proj"})
 _ATTENTION = _ALL - {"mlpwi"} | {"key_proj", "value_proj", "mlpwi_0", "mlpwi_1"}
 
 VOCABULARY = Block("vocabulary", Vocabulary, _named_carry, _ALL)
@@ -314,6 +347,7 @@ RECORDING = Block("recording", Recording, _named_carry, frozenset(), scans=True)
 # The bfloat16 leaf's gradient is rounded to 8 bits: one unit of it is 0.4 %.
 MANY_TYPES = Block("many_types", ManyTypes, _plain_carry, frozenset({"mlpwi"}), tolerance=8e-3)
 ATTENTION = Block("attention", Attention, _sequence_carry, _ATTENTION)
+MAMBA2_BLOCK = Block("mamba2", Mamba2, _named_sequence_carry, _MAMBA2)
 
 BLOCKS = (
     WAVE,
@@ -325,6 +359,7 @@ BLOCKS = (
     RECORDING,
     MANY_TYPES,
     ATTENTION,
+    MAMBA2_BLOCK,
 )
 
 

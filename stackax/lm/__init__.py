@@ -1,6 +1,7 @@
-"""A byte-level language model: decoder, loss, training, checkpoints and generation.
+"""Language models, transformers or Mamba-2: loss, training, checkpoints and generation.
 
-Axes: those of `stackax.transformer`, and `Batch`, `"batch"`, the sequences of a training step.
+Axes: those of `stackax.transformer` and `stackax.mamba2`, and `Batch`, `"batch"`, the sequences of
+a training step.
 """
 
 from ._checkpoint import load_checkpoint as load_checkpoint
@@ -12,6 +13,7 @@ from ._corpus import FILE_START as FILE_START
 from ._corpus import Corpus as Corpus
 from ._corpus import corpus_of as corpus_of
 from ._corpus import read_corpus as read_corpus
+from ._decay import weight_decay_mask as weight_decay_mask
 from ._decoder import Decoder as Decoder
 from ._generate import generate as generate
 from ._loss import cross_entropy as cross_entropy

@@ -5,19 +5,17 @@ import os
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from haliax import NamedArray
 from jaxtyping import Array, Int
 
-from .._axes import LAYERS
 from .._policy.policy import RematSpec
-from ..transformer import TransformerConfig
 from ._checkpoint import load_checkpoint, read_about, save_checkpoint
 from ._config import TrainingConfig
+from ._decay import weight_decay_mask
 from ._decoder import Decoder
+from ._family import ModelConfig, config_of_family, family_of
 
 
 class TrainState(eqx.Module):
@@ -29,7 +27,7 @@ class TrainState(eqx.Module):
 
     @staticmethod
     def init(
-        model: TransformerConfig,
+        model: ModelConfig,
         training: TrainingConfig,
         *,
         gradient_checkpointing: RematSpec = False,
@@ -37,7 +35,7 @@ class TrainState(eqx.Module):
         """The state before the first step.
 
         Args:
-            model: The sizes of the decoder.
+            model: The sizes of the decoder, a `TransformerConfig` or a `Mamba2Config`.
             training: How it is trained; the seed decides the weights.
             gradient_checkpointing: What the backward pass keeps of each layer.
 
@@ -72,7 +70,7 @@ def save_state(
         state: What training has changed.
         training: How it is trained.
         **about: More for `read_about` to tell, anything that JSON can hold, by other names than
-            "model", "training" and "step".
+            "family", "model", "training" and "step".
 
     Example:
         >>> import tempfile
@@ -86,6 +84,7 @@ def save_state(
         (16, 'a book')
     """
     about |= {
+        "family": family_of(state.decoder.config).name,
         "model": dataclasses.asdict(state.decoder.config),
         "training": dataclasses.asdict(training),
         "step": int(state.step),
@@ -125,7 +124,9 @@ def load_state(
     about = read_about(directory)
     if not {"model", "training"} <= about.keys():
         raise ValueError(f"the checkpoint in {directory} was not written by save_state")
-    model, training = TransformerConfig(**about["model"]), TrainingConfig(**about["training"])
+    # A checkpoint of a time when there was one family does not say which.
+    model = config_of_family(about.get("family", "transformer"), about["model"])
+    training = TrainingConfig(**about["training"])
     like = eqx.filter_eval_shape(
         TrainState.init, model, training, gradient_checkpointing=gradient_checkpointing
     )
@@ -147,12 +148,5 @@ def optimizer_of(training: TrainingConfig) -> optax.GradientTransformation:
     )
     return optax.chain(
         optax.clip_by_global_norm(training.clip_norm),
-        optax.adamw(rate, b2=0.95, weight_decay=training.weight_decay, mask=_is_matrix),
+        optax.adamw(rate, b2=0.95, weight_decay=training.weight_decay, mask=weight_decay_mask),
     )
-
-
-def _is_matrix(weights) -> Any:
-    def decays(x: NamedArray) -> bool:
-        return len([axis for axis in x.axes if axis.name != LAYERS]) >= 2
-
-    return jax.tree.map(decays, weights, is_leaf=lambda x: isinstance(x, NamedArray))
