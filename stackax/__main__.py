@@ -2,7 +2,9 @@
 
 import sys
 
+from ._commands.explain import add_explain
 from ._commands.options import Parser
+from ._commands.tradeoffs import add_tradeoffs
 from ._commands.train import add_train
 
 
@@ -13,8 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: What follows `python -m stackax`. None means what was typed.
 
     Returns:
-        The exit status: 0, or 130 where Ctrl-C stopped the job. After a mistake in the arguments
-        it exits with status 2 instead, and one line on standard error.
+        The exit status: 0, or 1 where nothing fits a budget that was asked for, or 130 where
+        Ctrl-C stopped the job. After a mistake in the arguments it exits with status 2 instead, and
+        one line on standard error.
 
     Example:
         >>> from stackax.__main__ import main
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Deep stacks of layers for JAX. Each command has a --help of its own.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (add_train,):
+    for add_command in (add_explain, add_tradeoffs, add_train):
         add_command(commands)
     typed = vars(parser.parse_args(arguments))
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .._policy.policy import ScanCheckpointPolicy
+from ..memory import parse_bytes
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,6 +64,20 @@ def positive(typed: str) -> float:
     return value
 
 
+def size_in_bytes(typed: str) -> int:
+    """Reads a size, as a `type` for `ArgumentParser.add_argument`.
+
+    Example:
+        >>> from stackax._commands.options import size_in_bytes
+        >>> size_in_bytes("64MiB")
+        67108864
+    """
+    try:
+        return parse_bytes(typed)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def policy_name(typed: str) -> str:
     """Checks the name of a policy, as a `type` for `ArgumentParser.add_argument`.
 
@@ -72,32 +87,10 @@ def policy_name(typed: str) -> str:
         'full'
     """
     try:
-        policy_of(typed)
+        ScanCheckpointPolicy.from_bool_or_str(typed)
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return typed
-
-
-def policy_of(typed: str) -> ScanCheckpointPolicy:
-    """The checkpoint policy of a name that was typed.
-
-    Args:
-        typed: Whatever `ScanCheckpointPolicy.from_bool_or_str` knows, or `slots=K`.
-
-    Returns:
-        The policy.
-
-    Raises:
-        ValueError: if there is no policy of that name, or K is not at least 1.
-
-    Example:
-        >>> from stackax._commands.options import policy_of
-        >>> policy_of("slots=8").slots
-        8
-    """
-    if slots := re.fullmatch(r"slots=([0-9]+)", typed):
-        return ScanCheckpointPolicy(slots=int(slots[1]))
-    return ScanCheckpointPolicy.from_bool_or_str(typed)
 
 
 def as_typed(message: str, options: dict[str, str]) -> str:

@@ -19,6 +19,7 @@ import jax.random as jr
 from tqdm import tqdm
 
 from .._axes import POSITION
+from .._policy.policy import ScanCheckpointPolicy
 from ..lm import (
     FILE_START,
     Corpus,
@@ -26,15 +27,18 @@ from ..lm import (
     TrainState,
     generate,
     load_state,
+    next_token_loss,
     read_about,
     read_corpus,
     save_state,
     set_checkpoint_aside,
     train,
+    training_windows,
     validation_loss,
 )
+from ..memory import explain, show_bytes
 from ..transformer import TransformerConfig
-from .options import Parser, as_typed, policy_name, policy_of, positive, whole
+from .options import Parser, as_typed, policy_name, positive, whole
 
 # Without an option, a run takes one to two minutes on two cores. There, recomputing each layer is
 # faster than keeping its internals: memory is what a small step waits for.
@@ -194,7 +198,7 @@ def _prepare(typed: dict[str, Any]) -> Job:
     sizes = ("layers", "width", "heads", "kv_heads", "seq_len")
     model = TransformerConfig(vocab_size=256, **{name: options[name] for name in sizes})
     corpus = _read(options["text"])
-    policy = policy_of(options["remat"])
+    policy = ScanCheckpointPolicy.from_bool_or_str(options["remat"])
     _make_folder(options["checkpoint"])
     if resumed:
         state, _ = load_state(options["checkpoint"], gradient_checkpointing=policy)
@@ -258,9 +262,28 @@ def _introduce(job: Job, before: float) -> None:
         f"model: {model.layers} layers of width {model.width}, {weights:,} weights, "
         f"remat {options['remat']}, on {jax.default_backend()}"
     )
+    _print_bill(job)
     print(f"validation loss before: {before:.3f} nats/byte", flush=True)
     if job.resumed and read_about(options["checkpoint"])["text"] != corpus.fingerprint:
         print("this is other text than the run began with: losses will differ", file=sys.stderr)
+
+
+def _print_bill(job: Job) -> None:
+    """What a step needs, from its trace: the weights and the optimizer's state are donated."""
+    decoder, optimizer_state = job.state.decoder, job.state.optimizer_state
+    windows = training_windows(job.corpus, decoder.config.seq_len, job.training, step=0)
+    report = explain(next_token_loss, decoder, windows, argnums=0)
+    state = sum(x.nbytes for x in jax.tree.leaves(eqx.filter(optimizer_state, eqx.is_array)))
+    temp = report.peak.temp_bytes
+    peak = report.peak.argument_bytes + report.gradient_bytes + state + temp
+    kept = show_bytes(report.kept_bytes)
+    if report.offloaded_bytes:
+        kept += f" and on the host {show_bytes(report.offloaded_bytes)}"
+    print(
+        f"memory: weights {show_bytes(report.gradient_bytes)}, gradients as much, "
+        f"optimizer state {show_bytes(state)}, kept for the backward pass {kept}"
+    )
+    print(f"estimated: temporary memory {show_bytes(temp)}, peak {show_bytes(peak)}")
 
 
 def _train(job: Job) -> tuple[TrainState, int]:

@@ -1,0 +1,71 @@
+"""`python -m stackax explain`: the memory bill of a stack of given sizes."""
+
+import json
+from typing import Any
+
+from ..memory import explain
+from ..plot import plot_residuals
+from .notes import notes
+from .options import Parser, as_typed, policy_name
+from .pictures import picture_file, save_picture
+from .sizes import OPTIONS, add_sizes, described, loss, stack_and_input
+
+
+def add_explain(commands: Any) -> None:
+    """Adds the command to those of a command line.
+
+    Args:
+        commands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = commands.add_parser(
+        "explain",
+        help="print what the backward pass of a stack keeps, and what a step needs",
+        description=(
+            "Prints the memory bill of one training step, the value and the gradients, of a stack "
+            "of blocks: every value that the backward pass keeps, the estimated peak, and what is "
+            "recomputed. Nothing is compiled and nothing is allocated."
+        ),
+    )
+    parser.set_defaults(run=lambda typed: run(typed, parser))
+    add_sizes(parser)
+    group = parser.add_argument_group("report")
+    group.add_argument(
+        "--remat",
+        default="none",
+        help="what the backward pass keeps of each layer: none, full, nested, offload, save_all, "
+        "slots=K, or a preset such as minimal or save_qkv_proj (default: none)",
+        type=policy_name,
+        metavar="POLICY",
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object instead")
+    group.add_argument(
+        "--plot",
+        help="draw what is kept, by name, into a file such as kept.pdf",
+        type=picture_file,
+        metavar="FILE",
+    )
+
+
+def run(typed: dict[str, Any], parser: Parser) -> int:
+    """Explains the stack of the options.
+
+    Args:
+        typed: The options.
+        parser: Where mistakes in them are reported.
+
+    Returns:
+        The exit status, 0.
+    """
+    try:
+        stack, x = stack_and_input(typed)
+        with notes():
+            report = explain(loss, stack, x, argnums=0, remat=typed["remat"])
+    except ValueError as error:
+        parser.error(as_typed(str(error), OPTIONS))
+    if typed["json"]:
+        print(json.dumps(report.to_dict()))
+    else:
+        print(f"{described(typed)}, remat {typed['remat']}\n\n{report}")
+    if typed["plot"]:
+        save_picture(plot_residuals(report), typed["plot"], parser)
+    return 0
