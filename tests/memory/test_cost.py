@@ -92,9 +92,7 @@ def test_convolutions_and_grouped_products_count_their_multiplies():
     images, kernel = jnp.ones((1, 4, 8, 8)), jnp.ones((6, 2, 3, 3))
 
     def convolve(kernel):
-        return jax.lax.conv_general_dilated(
-            images, kernel, (1, 1), "SAME", feature_group_count=2
-        )
+        return jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", feature_group_count=2)
 
     report = explain(convolve, kernel)
     assert report.forward_flops == 2 * (6 * 8 * 8) * (2 * 3 * 3)

@@ -214,7 +214,7 @@ def test_argnums_decides_what_is_differentiated():
 
 BAD_CALLS = {
     "text": (lambda: explain(lax_scan, WEIGHTS, "x"), TypeError, "x is 'x', a str"),
-    "object in a list": (lambda: explain(lax_scan, [object()], X), TypeError, r"weights\[0\] is <obj"),
+    "object in a list": (lambda: explain(lax_scan, [object()], X), TypeError, r"weights\[0\]"),
     "not a function": (lambda: explain(3, X), TypeError, "a function or a stack of layers first"),
     "integers": (lambda: explain(lambda x: x + 1, jnp.arange(3)), TypeError, "nothing to differ"),
     "no derivative": (
@@ -222,9 +222,13 @@ BAD_CALLS = {
         TypeError,
         "can't differentiate",
     ),
-    "no floating output": (lambda: explain(lambda x: x > 0, X), TypeError, "no floating-point array"),
+    "no floating output": (lambda: explain(lambda x: x > 0, X), TypeError, "no floating-point"),
     "argnums": (lambda: explain(lax_scan, WEIGHTS, X, argnums=2), ValueError, "weights, x"),
-    "remat without a stack": (lambda: explain(lax_scan, WEIGHTS, X, remat=True), ValueError, "remat=T"),
+    "remat without a stack": (
+        lambda: explain(lax_scan, WEIGHTS, X, remat=True),
+        ValueError,
+        "no stack",
+    ),
     "zero layers": (
         lambda: explain(Stacked.init(hax.Axis("layers", 0), Wave)(Embed, key=jr.key(0)), X),
         ValueError,

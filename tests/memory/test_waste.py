@@ -1,4 +1,4 @@
-"""Each kind of waste is found in a function that has it, with its bytes, and in none that hasn't."""
+"""Each kind of waste is found where it is, with its bytes, and not where it isn't."""
 
 import warnings
 from typing import Any
@@ -124,7 +124,9 @@ def haliax_stack(policy, rows=ROWS):
 
 
 def our_stack(policy, container: Any = Stacked):
-    return container.init(Layers, Named, gradient_checkpointing=policy)(Embed, key=jr.key(0)), NAMED_X
+    return container.init(Layers, Named, gradient_checkpointing=policy)(
+        Embed, key=jr.key(0)
+    ), NAMED_X
 
 
 def saving(*names):
