@@ -178,20 +178,22 @@ def backward(
             _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
         ct_carry, ct_slices, more = pullback((ct_carry, ct_outputs))
         ct_shared = [a + b for a, b in zip(ct_shared, more, strict=True)]
-        gradients = _write_gradients(loop, active, gradients, ct_slices, step)
+        # A layer's gradients leave before the next layer's are made: they are whole till then.
+        ct_carry, ct_slices = _held_back(ct_carry, _send(loop, active, ct_slices))
+        gradients = _write_gradients(loop, gradients, ct_slices, step)
         return ct_carry, kept, ct_shared, gradients, following
 
     rows = _rows(program)
     zeros = [jnp.zeros_like(s) for s in pick(x.shared, active.shared)]
     ahead = fetch(loop, x.per_layer, _held_back(ct_carry, jnp.asarray(rows[-1, 5]))[1])
-    state = ct_carry, x.kept, zeros, _zero_gradients(loop, active, x.per_layer), ahead
+    state = ct_carry, x.kept, zeros, _room_for_gradients(loop, active, x.per_layer), ahead
     if loop.length > 1:
         state, _ = jax.lax.scan(
             lambda state, row: (differentiate(state, tuple(row)), None),
             state,
             rows[1:, :5],
             reverse=True,
-            unroll=_trip(loop) if _keeps_all(program) else 1,
+            unroll=_backward_trip(loop),
         )
     row = tuple(jnp.asarray(entry) for entry in rows[0, :5])
     ct_carry, _, ct_shared, gradients, _ = differentiate(state, row, is_last=True)
@@ -272,6 +274,15 @@ def _trip(loop: Loop) -> int:
     return loop.unroll + loop.unroll % 2
 
 
+def _backward_trip(loop: Loop) -> int:
+    """One step where the advances are loops of their own, or where XLA would drop the loop.
+
+    XLA drops loops of one trip. The forward pass can afford that, whose steps hand on little.
+    """
+    trip = _trip(loop)
+    return trip if _keeps_all(loop.program) and loop.length > 2 * trip else 1
+
+
 def _barriers_needed_are_kept(loop: Loop) -> bool:
     """Whether nothing merges the recomputation with the forward pass."""
     return loop.length > 2 * _trip(loop) or _jax.barrier_survives_compilation()
@@ -304,17 +315,19 @@ def _write(loop: Loop, outputs: Arrays, new: Arrays, step: Any) -> Arrays:
     return [jax.lax.dynamic_update_index_in_dim(o, n, layer, 0) for o, n in pairs]
 
 
-def _zero_gradients(loop: Loop, active: Active, per_layer: Arrays) -> Arrays:
+def _room_for_gradients(loop: Loop, active: Active, per_layer: Arrays) -> Arrays:
+    """Arrays for all layers' gradients, each of which is overwritten by its layer."""
     routes = pick(_streaming(loop).routes, active.per_layer)
-    zeros = [jnp.zeros_like(x) for x in pick(per_layer, active.per_layer)]
-    return [z if r is None else r.place(z) for z, r in zip(zeros, routes, strict=True)]
+    pairs = zip(pick(per_layer, active.per_layer), routes, strict=True)
+    return [jnp.zeros_like(x) if route is None else route.room(x) for x, route in pairs]
 
 
-def _write_gradients(
-    loop: Loop, active: Active, gradients: Arrays, new: Arrays, step: Any
-) -> Arrays:
+def _send(loop: Loop, active: Active, new: Arrays) -> Arrays:
     routes: Sequence[Route | None] = pick(_streaming(loop).routes, active.per_layer)
-    sent = [g if r is None else r.send(g) for g, r in zip(new, routes, strict=True)]
+    return [g if r is None else r.send(g) for g, r in zip(new, routes, strict=True)]
+
+
+def _write_gradients(loop: Loop, gradients: Arrays, sent: Arrays, step: Any) -> Arrays:
     layer = loop.layer(step)
     return [write_slot(all_, g, layer) for all_, g in zip(gradients, sent, strict=True)]
 

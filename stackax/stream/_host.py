@@ -63,8 +63,9 @@ class HostRoute(Route):
     def send(self, gradient: Any) -> Any:
         return jax.device_put(gradient, jax.memory.Space.Host)
 
-    def place(self, gradients: Any) -> Any:
-        return jax.device_put(gradients, jax.memory.Space.Host)
+    def room(self, array: Any) -> Any:
+        # Zeros would be made on the device, for all layers at once, and then moved.
+        return array
 
 
 def _check_backend() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import haliax as hax
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ._stream import Route, StackedArray, Stream
@@ -181,8 +182,8 @@ class ShardsRoute(Route):
     def send(self, gradient: Any) -> Any:
         return _constrain(gradient, self.shards)
 
-    def place(self, gradients: Any) -> Any:
-        return _constrain(gradients, PartitionSpec(None, *self.shards))
+    def room(self, array: Any) -> Any:
+        return _constrain(jnp.zeros_like(array), PartitionSpec(None, *self.shards))
 
 
 def _constrain(x: Any, spec: PartitionSpec) -> Any:

@@ -37,8 +37,8 @@ class Route(abc.ABC):
         """A layer's gradient, in the place and layout of the slice."""
 
     @abc.abstractmethod
-    def place(self, gradients: Any) -> Any:
-        """All layers' gradients, layers first, in the place and layout of the array."""
+    def room(self, array: Any) -> Any:
+        """An array like `array`, in its place and layout, of which every layer is overwritten."""
 
 
 class Stream(abc.ABC):
