@@ -20,7 +20,7 @@ from .schedule import revolve, schedule_for
 from .scheduled import run_scheduled
 from .slicing import Arguments, Slicer, argument_names, infer_axis
 from .step import Step
-from .streamed import streaming_of
+from .streamed import of_no_layers, streaming_of
 
 
 def scan(
@@ -249,6 +249,9 @@ def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[
     layers, policy, reverse, unroll, stream = options
     step = Step(f, init, arguments, layers)
     streaming = streaming_of(stream, policy, arguments) if layers.size > 0 else None
+    per_layer = arguments.per_layer
+    if stream is not None and layers.size == 0:
+        per_layer = of_no_layers(per_layer)
     _check_names(step, arguments, layers, policy, streaming)
     tree = schedule_for(layers.size, nested=policy.nested, slots=policy.slots)
     if streaming is not None and tree is None:
@@ -257,7 +260,7 @@ def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[
         if tree is None:
             carry, outputs = run_plain(
                 step,
-                arguments.per_layer,
+                per_layer,
                 arguments.shared,
                 length=layers.size,
                 policy=policy,
@@ -268,7 +271,7 @@ def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[
         else:
             carry, outputs = run_scheduled(
                 step,
-                arguments.per_layer,
+                per_layer,
                 arguments.shared,
                 tree=tree,
                 reverse=reverse,

@@ -37,7 +37,7 @@ from .rolled import Active, Loop, Streaming, fill, pick
 from .schedule import Program
 from .scopes import mean_trips, rematted
 from .slicing import Arguments, is_key
-from .slots import write_slot
+from .slots import read_slot, write_slot
 from .step import Arrays
 
 
@@ -74,6 +74,13 @@ def _refusal(policy: ScanCheckpointPolicy) -> str | None:
             "with stream=, or drop stream=."
         )
     return None
+
+
+def of_no_layers(arrays: Arrays) -> Arrays:
+    """Arrays of no layers, on the device: nothing is fetched, but a step is traced with them."""
+    on_host = [_jax.is_on_host(jax.typeof(x)) for x in arrays]
+    pairs = zip(arrays, on_host, strict=True)
+    return [jax.device_put(x, jax.memory.Space.Device) if far else x for x, far in pairs]
 
 
 def run(loop: Loop, init: Arrays, per_layer: Arrays, shared: Arrays) -> tuple[Arrays, Arrays]:
@@ -203,8 +210,8 @@ def backward(
 
 def fetch(loop: Loop, per_layer: Arrays, step: Any) -> Arrays:
     """The slices that the layer at `step` does not read in place, fetched."""
-    streaming = _streaming(loop)
-    slices = loop.read(pick(per_layer, streaming.fetched), step)
+    streaming, layer = _streaming(loop), loop.layer(step)
+    slices = [read_slot(x, layer) for x in pick(per_layer, streaming.fetched)]
     routes = (route for route in streaming.routes if route is not None)
     return [route.fetch(x) for route, x in zip(routes, slices, strict=True)]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -43,7 +43,8 @@ class FromHost(Stream):
     def routes(self, arrays: Sequence[StackedArray]) -> list[Route | None]:
         """A route for each array in host memory."""
         _check_backend()
-        routes = [HostRoute() if _jax.is_on_host(jax.typeof(x.array)) else None for x in arrays]
+        on_host = [_jax.is_on_host(jax.typeof(x.array)) for x in arrays]
+        routes: list[Route | None] = [HostRoute() if far else None for far in on_host]
         if arrays and not any(routes):
             raise ValueError(
                 "stream.from_host() fetches weights out of host memory, but all arrays of the "

@@ -7,7 +7,7 @@ from typing import Any
 import haliax as hax
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ._stream import Route, StackedArray, Stream
 
@@ -59,10 +59,10 @@ def from_shards(
     References:
         Zhao et al. (2023), "PyTorch FSDP", section 3.3.2 on prefetching.
     """
-    axes = (mesh_axis,) if isinstance(mesh_axis, str) else tuple(mesh_axis)
-    if not axes or not all(isinstance(axis, str) for axis in axes):
-        raise TypeError(f"mesh_axis must be the name of a mesh axis, or several, not {mesh_axis!r}.")
-    return FromShards(axes, _frozen(layout))
+    axes = (mesh_axis,) if isinstance(mesh_axis, str) else mesh_axis
+    if not isinstance(axes, Sequence) or not axes or not all(isinstance(a, str) for a in axes):
+        raise TypeError(f"mesh_axis must name a mesh axis, or several, not {mesh_axis!r}.")
+    return FromShards(tuple(axes), _frozen(layout))
 
 
 @dataclasses.dataclass(frozen=True)

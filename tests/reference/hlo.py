@@ -26,7 +26,9 @@ class Program:
                     self.entry = start[2]
             elif found := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)$", line):
                 # A type, maybe a tuple of types with comments, then the opcode and its operands.
-                rest = re.match(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S+) ([\w\-]+)\((.*)", found[2])
+                rest = re.match(
+                    r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S+) ([\w\-]+)\((.*)", found[2]
+                )
                 operands = re.findall(r"%([\w.\-]+)", rest[2].split("), ")[0])
                 body[found[1]] = Instruction(found[1], rest[1], tuple(operands), found[2])
 

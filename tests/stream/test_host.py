@@ -21,7 +21,6 @@ from tests.zoo import (
     RECORDING,
     inputs,
     platform_warnings_ignored,
-    schedules,
     via,
     weigh,
 )
@@ -60,7 +59,9 @@ def check(block, n, stack, **options):
 
 
 @pytest.mark.parametrize(
-    "block", (NAMED_MLP, PLAIN_MLP, MIXED_MLP, RECORDING, MANY_TYPES, ATTENTION), ids=lambda b: b.name
+    "block",
+    (NAMED_MLP, PLAIN_MLP, MIXED_MLP, RECORDING, MANY_TYPES, ATTENTION),
+    ids=lambda b: b.name,
 )
 def test_every_kind_of_block_can_be_streamed(block):
     check(block, 2, on_host(block.stack(2)), remat=True)
