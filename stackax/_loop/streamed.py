@@ -16,10 +16,13 @@ A trip runs two steps, though one would do: what a loop carries has one buffer, 
 still reads that, the next layer's slices can't be fetched into it. XLA would fetch them elsewhere,
 and copy them whole at the end of each trip. Of two steps, the first fetches into a second buffer,
 and the second into the first one, which is free by then; it is told to wait until it is
-(`_held_back`). For a stack of 8 layers gathered from 8 devices, in layers of weights: temp 1.6
-without a copy in a trip of two steps, 2.0 and a copy a layer in a trip of one, 4.0 with two steps
-that don't wait. A trip is one step where XLA drops the order to wait (on the CPU, jax 0.10), and in
-the advances of a schedule with fewer slots than steps, whose length is data.
+(`_held_back`). A trip is one step where XLA drops the order to wait (on the CPU, jax 0.10), and,
+with a copy a layer, in the spans of a schedule with fewer slots than steps, whose length is data.
+
+Temporary bytes in layers of weights, of a stack of 8 gathered from 8 devices: 1.6 forward in trips
+of two steps; 2.0 in trips of one, and copies; 4.0 in trips of two that don't wait. In a training
+step 3.0: one of them is a layer's gradients, before they are reduced to shards; 5.0 if the next
+step does not wait until they have left.
 """
 
 from collections.abc import Sequence

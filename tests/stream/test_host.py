@@ -73,6 +73,15 @@ def test_all_lengths_stream_under_every_policy_about_carries(n, policy):
     check(RECORDING, n, on_host(RECORDING.stack(n)), remat=policy)
 
 
+@pytest.mark.parametrize("policy, unroll", ((True, 1), (True, 3), ("slots=2", 1)))
+def test_a_reversed_and_an_unrolled_stack_fetch_in_their_order(policy, unroll):
+    x, block = inputs(RECORDING, 6), RECORDING
+    expected = gradient(block.stack(6), x, scans=True, reverse=True)
+    options = {"remat": policy, "unroll": unroll, "reverse": True, "stream": HOST}
+    actual = gradient(on_host(block.stack(6)), x, scans=True, **options)
+    assert relative_error(jax.device_get(actual), jax.device_get(expected)) <= 1e-6
+
+
 def test_gradients_lie_where_their_weights_do():
     stack = PLAIN_MLP.stack(3)
     mixed = eqx.tree_at(lambda s: s.stacked.up, stack, on_host(stack.stacked.up))
