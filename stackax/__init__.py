@@ -11,6 +11,7 @@ from ._loop.loop import scan as scan, fold as fold, map as map
 from ._loop.marks import per_layer as per_layer, shared as shared, layer_index as layer_index
 from ._policy.policy import ScanCheckpointPolicy as ScanCheckpointPolicy
 from ._policy.names import checkpoint_name as checkpoint_name
+from . import stream as stream
 
 __version__ = "0.1.0"
 
@@ -26,4 +27,5 @@ __all__ = [
     "layer_index",
     "ScanCheckpointPolicy",
     "checkpoint_name",
+    "stream",
 ]

@@ -13,12 +13,14 @@ from haliax import Axis
 from .. import _jax
 from .._policy.names import check_names, find_names, names_are_checked
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
+from ..stream._stream import Stream
 from .plain import run_plain
-from .rolled import slices_of
-from .schedule import schedule_for
+from .rolled import Streaming, slices_of
+from .schedule import revolve, schedule_for
 from .scheduled import run_scheduled
 from .slicing import Arguments, Slicer, argument_names, infer_axis
 from .step import Step
+from .streamed import of_no_layers, streaming_of
 
 
 def scan(
@@ -216,9 +218,10 @@ def run(
     policy: ScanCheckpointPolicy,
     reverse: bool,
     unroll: int | bool | None,
+    stream: Stream | None = None,
 ) -> tuple[Any, Any]:
     """Loops over arguments that are taken apart already; compiled once where called eagerly."""
-    options = (layers, policy, bool(reverse), trip_length(unroll, layers.size))
+    options = (layers, policy, bool(reverse), trip_length(unroll, layers.size), stream)
     if _can_be_compiled(f, init, arguments):
         return _run_compiled(f, init, arguments, options, _fingerprint(init, arguments))
     return _run(f, init, arguments, options)
@@ -243,15 +246,21 @@ def carry_name(layers: Axis) -> str:
 
 
 def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[Any, Any]:
-    layers, policy, reverse, unroll = options
+    layers, policy, reverse, unroll, stream = options
     step = Step(f, init, arguments, layers)
-    _check_names(step, arguments, layers, policy)
+    streaming = streaming_of(stream, policy, arguments) if layers.size > 0 else None
+    per_layer = arguments.per_layer
+    if stream is not None and layers.size == 0:
+        per_layer = of_no_layers(per_layer)
+    _check_names(step, arguments, layers, policy, streaming)
     tree = schedule_for(layers.size, nested=policy.nested, slots=policy.slots)
+    if streaming is not None and tree is None:
+        tree = revolve(layers.size, layers.size)
     with jax.named_scope(f"scan({layers.name})"):
         if tree is None:
             carry, outputs = run_plain(
                 step,
-                arguments.per_layer,
+                per_layer,
                 arguments.shared,
                 length=layers.size,
                 policy=policy,
@@ -262,12 +271,13 @@ def _run(f: Callable, init: Any, arguments: Arguments, options: tuple) -> tuple[
         else:
             carry, outputs = run_scheduled(
                 step,
-                arguments.per_layer,
+                per_layer,
                 arguments.shared,
                 tree=tree,
                 reverse=reverse,
                 unroll=unroll,
                 offload=policy.save_carries == "offload",
+                streaming=streaming,
             )
     return step.carry(carry), step.outputs(outputs)
 
@@ -317,8 +327,12 @@ def _means_the_same_again(part: Any) -> bool:
 
 
 def _check_names(
-    step: Step, arguments: Arguments, layers: Axis, policy: ScanCheckpointPolicy
+    step: Step,
+    arguments: Arguments,
+    layers: Axis,
+    policy: ScanCheckpointPolicy,
+    streaming: Streaming | None,
 ) -> None:
     if policy.has_names and layers.size > 0 and names_are_checked():
-        args = (step.init, slices_of(arguments.per_layer), arguments.shared)
+        args = (step.init, slices_of(arguments.per_layer, streaming), arguments.shared)
         check_names(policy, [find_names(step, args, policy)], layers.name)

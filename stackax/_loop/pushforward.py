@@ -14,8 +14,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import _jax
+from . import streamed
 from .first_order import first_order
-from .rolled import Active, Loop, fill, pick, slices_of
+from .rolled import Active, Loop, Streaming, fetched, fill, pick, slices_of
 from .scopes import mean_trips, rematted
 from .step import Arrays
 
@@ -59,10 +60,11 @@ def _pushforward(*operands: Any, loop: Loop, active: Active) -> Arrays:
     carry = loop.restore(x.kept, 0)
     inside = active._replace(carry=loop.inexact_carry)
     t_carry = fill([jnp.zeros_like(c) for c in carry], active.carry, x.t_carry)
+    t_streaming = _of_active(loop.streaming, active)
 
     def body(state, xs):
         carry, t_carry = state
-        slices, t_slices = xs
+        slices, t_slices = fetched(xs[0], loop.streaming), fetched(xs[1], t_streaming)
         f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
         tangents = (t_carry, t_slices, x.t_shared)
         _, (t_carry, t_outputs), carry = jax.jvp(f, primals, tangents, has_aux=True)
@@ -90,6 +92,8 @@ def _backward(
         ct_carry: Cotangents of the last carry's inexact arrays.
         ct_stacked: Cotangents of the outputs' inexact arrays, layers first.
     """
+    if loop.streaming is not None:
+        return streamed.backward(loop, active, x, ct_carry, ct_stacked)
     program = loop.program
     advances = jnp.asarray(program.advances)
     inside = active._replace(carry=loop.inexact_carry)
@@ -117,7 +121,7 @@ def _backward(
         # slices cannot be read before them and be alive all the while.
         with rematted(), mean_trips(program.advanced_rows, loop.length):
             carry, kept, step = jax.lax.fori_loop(first, last, advance, state)
-        slices, ct_outputs = (loop.slices(part, step) for part in (x.per_layer, ct_stacked))
+        slices, ct_outputs = (loop.read(part, step) for part in (x.per_layer, ct_stacked))
         f, primals = loop.differentiable_step(inside, carry, slices, x.shared)
         with rematted():
             _, pullback, _ = jax.vjp(f, *primals, has_aux=True)
@@ -193,6 +197,8 @@ def _batch(axis_data: Any, operands: Sequence, dims: Sequence, *, loop: Loop, ac
         names = {"axis_name": axis_data.name, "spmd_axis_name": axis_data.spmd_name}
         out = jax.vmap(f, in_axes=tuple(dims), axis_size=axis_data.size, **names)(*operands)
         return out, [0] * len(out)
+    if loop.streaming is not None:
+        _check_unbatched(loop.streaming, d, active)
     # Otherwise the step is made to work on a batch. Slices and shared arrays are batched where
     # they or their tangents are; the carry always.
     batched = Active(
@@ -214,6 +220,21 @@ def _batch(axis_data: Any, operands: Sequence, dims: Sequence, *, loop: Loop, ac
     out = pushforward(x, _batched_loop(loop, axis_data, batched, x), active)
     carries = len(loop.inexact_carry)
     return out, [0] * carries + [1] * (len(out) - carries)
+
+
+def _of_active(streaming: Streaming | None, active: Active) -> Streaming | None:
+    """How the tangents of the active per-layer arrays come: as the arrays do."""
+    if streaming is None:
+        return None
+    return streaming._replace(routes=tuple(pick(streaming.routes, active.per_layer)))
+
+
+def _check_unbatched(streaming: Streaming, d: Operands, active: Active) -> None:
+    if set(streaming.fetched) & set(_either(d.per_layer, active.per_layer, d.t_per_layer)):
+        raise ValueError(
+            "a streamed stack can't be mapped over its weights: jax.vmap over the stack itself "
+            "would fetch the layers of all its copies. Map over the carry, or drop stream=."
+        )
 
 
 def _either(dims: Sequence, active: Sequence[int], t_dims: Sequence) -> tuple[int, ...]:
@@ -252,7 +273,7 @@ def _batched_loop(loop: Loop, axis_data: Any, batched: Active, x: Operands) -> L
         spmd_axis_name=axis_data.spmd_name,
     )
     carry = jax.eval_shape(lambda kept: loop.restore(kept, 0), x.kept)
-    closed = jax.make_jaxpr(step)(carry, slices_of(x.per_layer), x.shared)
+    closed = jax.make_jaxpr(step)(carry, slices_of(x.per_layer, loop.streaming), x.shared)
     assert not closed.consts  # whatever the step reads is among its arguments
     return loop.with_jaxpr(closed.jaxpr)
 

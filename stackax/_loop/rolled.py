@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from .. import _jax
+from ..stream._stream import Route
 from .schedule import Program
 from .slots import read_slot, write_slot
 from .step import Arrays
@@ -30,6 +31,24 @@ class Active(NamedTuple):
     shared: tuple[int, ...]
 
 
+class Streaming(NamedTuple):
+    """How a loop gets the slices of its layers where they are fetched.
+
+    Attributes:
+        routes: For each per-layer array the way that its slices come, or None where they are read
+            in place.
+        refusal: Why the loop can't be differentiated under its policy, if it can't.
+    """
+
+    routes: tuple[Route | None, ...]
+    refusal: str | None
+
+    @property
+    def fetched(self) -> list[int]:
+        """Which of the per-layer arrays are fetched."""
+        return [i for i, route in enumerate(self.routes) if route is not None]
+
+
 class Loop:
     """What is static about a loop: the step as a jaxpr, and the schedule. Equal to itself alone."""
 
@@ -41,6 +60,7 @@ class Loop:
         reverse: bool,
         unroll: int,
         offload: bool,
+        streaming: Streaming | None = None,
     ):
         self.jaxpr = jaxpr
         self.sizes = sizes
@@ -48,6 +68,7 @@ class Loop:
         self.reverse = reverse
         self.unroll = unroll
         self.offload = offload
+        self.streaming = streaming
         self.length = len(program.restore)
         self.output_avals = [var.aval for var in jaxpr.outvars[sizes.carry :]]
         # Where an integer goes round the loop there is nothing to differentiate.
@@ -56,7 +77,15 @@ class Loop:
 
     def with_jaxpr(self, jaxpr: Jaxpr) -> "Loop":
         """The same loop around another step."""
-        return Loop(jaxpr, self.sizes, self.program, self.reverse, self.unroll, self.offload)
+        return Loop(
+            jaxpr,
+            self.sizes,
+            self.program,
+            self.reverse,
+            self.unroll,
+            self.offload,
+            self.streaming,
+        )
 
     def step(self, carry: Arrays, slices: Arrays, shared: Arrays) -> tuple[Arrays, Arrays]:
         """One layer."""
@@ -69,7 +98,7 @@ class Loop:
         """Which layer runs at `step`."""
         return self.length - 1 - step if self.reverse else step
 
-    def slices(self, per_layer: Arrays, step: Any) -> Arrays:
+    def read(self, per_layer: Arrays, step: Any) -> Arrays:
         """The slices of the layer that runs at `step`."""
         layer = self.layer(step)
         return [_read(x, layer) for x in per_layer]
@@ -85,7 +114,7 @@ class Loop:
 
         def one(step, state):
             carry, outputs = state
-            carry, new = self.step(carry, self.slices(per_layer, step), shared)
+            carry, new = self.step(carry, self.read(per_layer, step), shared)
             layer = self.layer(step)
             return carry, [_write(o, n, layer) for o, n in zip(outputs, new, strict=False)]
 
@@ -150,9 +179,17 @@ def fill(items: Sequence, indices: Sequence[int], some: Sequence) -> list:
     return filled
 
 
-def slices_of(arrays: Arrays) -> list[jax.ShapeDtypeStruct]:
-    """The types of the slices of `arrays` along their first axis."""
-    return jax.eval_shape(lambda xs: [_read(x, 0) for x in xs], list(arrays))
+def slices_of(arrays: Arrays, streaming: Streaming | None = None) -> list[jax.ShapeDtypeStruct]:
+    """The types of the slices of `arrays` along their first axis, as a layer gets them."""
+    return jax.eval_shape(lambda xs: fetched([_read(x, 0) for x in xs], streaming), list(arrays))
+
+
+def fetched(slices: Arrays, streaming: Streaming | None) -> Arrays:
+    """A layer's slices, those that have a route fetched."""
+    if streaming is None:
+        return slices
+    pairs = zip(slices, streaming.routes, strict=True)
+    return [x if route is None else route.fetch(x) for x, route in pairs]
 
 
 def _inexact(avals: Sequence[Any]) -> tuple[int, ...]:

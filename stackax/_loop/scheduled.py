@@ -33,9 +33,10 @@ from jax.extend.core import Jaxpr
 
 from .. import _jax
 from .._policy.lower import warn_if_host_is_device, warn_if_remat_is_undone
+from . import streamed
 from .first_order import first_order
 from .pushforward import Operands, pushforward
-from .rolled import Active, Loop, Sizes, fill, pick, slices_of
+from .rolled import Active, Loop, Sizes, Streaming, fill, pick, slices_of
 from .schedule import Span, compile_tree
 from .scopes import mean_trips
 from .slicing import is_key
@@ -51,6 +52,7 @@ def run_scheduled(
     reverse: bool,
     unroll: int,
     offload: bool,
+    streaming: Streaming | None = None,
 ) -> tuple[Arrays, Arrays]:
     """The last carry and the stacked outputs, as arrays.
 
@@ -62,13 +64,14 @@ def run_scheduled(
         reverse: Whether to run from the last layer to the first.
         unroll: How many layers one trip of the backward pass differentiates.
         offload: Whether the kept carries live in the host's memory.
+        streaming: How the slices come, where they are fetched ahead of their use.
     """
     if offload:
         warn_if_host_is_device()
     if unroll > 1:
         warn_if_remat_is_undone()
     body, init, rekey = _without_keys(step)
-    jaxpr, consts, init = _trace(body, init, per_layer, shared)
+    jaxpr, consts, init = _trace(body, init, slices_of(per_layer, streaming), shared)
     # What the step closes over is an argument like any other: it may be differentiated.
     closed_over = [jnp.asarray(const) for const in consts]
     loop = Loop(
@@ -78,6 +81,7 @@ def run_scheduled(
         reverse=reverse,
         unroll=unroll,
         offload=offload,
+        streaming=streaming,
     )
     return rekey(*_differentiable(loop)(init, per_layer, closed_over + list(shared)))
 
@@ -102,10 +106,9 @@ def _without_keys(step: Step) -> tuple[Callable, Arrays, Callable]:
 
 
 def _trace(
-    body: Callable, init: Arrays, per_layer: Arrays, shared: Arrays
+    body: Callable, init: Arrays, slices: Sequence[Any], shared: Arrays
 ) -> tuple[Jaxpr, Sequence[Any], Arrays]:
     """The step as a jaxpr, what it closes over, and the first carry with the type of the next."""
-    slices = slices_of(per_layer)
     closed = jax.make_jaxpr(body)(init, slices, shared)
     avals: list[Any] = [var.aval for var in closed.jaxpr.outvars[: len(init)]]
     dtypes = [aval.dtype for aval in avals]
@@ -120,6 +123,8 @@ def _differentiable(loop: Loop) -> Callable[..., tuple[Arrays, Arrays]]:
     run = jax.custom_jvp(ft.partial(_run, loop))
 
     def jvp(primals, tangents):
+        if loop.streaming is not None and loop.streaming.refusal is not None:
+            raise ValueError(loop.streaming.refusal)
         active = Active(*(_moving(part) for part in tangents))
         given = [pick(part, some) for part, some in zip(tangents, active, strict=True)]
         _, per_layer, shared = primals
@@ -147,6 +152,9 @@ def _with_float0(values: Arrays, inexact: Sequence[int], tangents: Arrays) -> Ar
 
 
 def _run(loop: Loop, init: Arrays, per_layer: Arrays, shared: Arrays) -> tuple[Arrays, Arrays]:
+    if loop.streaming is not None:
+        return streamed.run(loop, init, per_layer, shared)
+
     def body(carry, slices):
         return loop.step(carry, slices, shared)
 
@@ -156,6 +164,8 @@ def _run(loop: Loop, init: Arrays, per_layer: Arrays, shared: Arrays) -> tuple[A
 def _run_and_keep(
     loop: Loop, init: Arrays, per_layer: Arrays, shared: Arrays
 ) -> tuple[Arrays, Arrays, Arrays]:
+    if loop.streaming is not None:
+        return streamed.run_and_keep(loop, init, per_layer, shared)
     outputs = [_jax.stacked_zeros(loop.length, aval) for aval in loop.output_avals]
 
     def segment(state, bounds):

@@ -13,6 +13,7 @@ import numpy as np
 from haliax import Axis, NamedArray
 
 from .._warn import warn_caller
+from ..stream._stream import StackedArray
 from .marks import Block, LayerIndex, PerLayer, Shared
 
 # What happens to an array: sliced since its container says so, sliced or whole as marked, sliced
@@ -30,12 +31,16 @@ class Leaf(NamedTuple):
 
 
 class Arguments(eqx.Module):
-    """Arguments taken apart into arrays with the layers first, shared arrays, and the rest."""
+    """Arguments taken apart into arrays with the layers first, shared arrays, and the rest.
+
+    `block` says which of `per_layer` are a stacked block's own, and where in the block each is.
+    """
 
     per_layer: list[jax.Array]
     shared: list[jax.Array]
     leaves: tuple[Leaf, ...] = eqx.field(static=True)
     treedef: Any = eqx.field(static=True)
+    block: tuple[tuple[int, tuple], ...] = eqx.field(static=True, default=())
 
     def rebuild(self, per_layer: Sequence[Any], shared: Sequence[Any]) -> Any:
         """One layer's arguments, from its slices of `per_layer` and the shared arrays."""
@@ -48,6 +53,12 @@ class Arguments(eqx.Module):
             return array if leaf.axes is None else NamedArray(array, leaf.axes)
 
         return jax.tree.unflatten(self.treedef, [put_back(leaf) for leaf in self.leaves])
+
+    @property
+    def stacked(self) -> list[StackedArray]:
+        """The arrays of the stacked block that are sliced."""
+        axes = [leaf.axes for leaf in self.leaves if leaf.kind == "per_layer"]
+        return [StackedArray(self.per_layer[i], axes[i], path) for i, path in self.block]
 
     def at(self, index: int) -> Any:
         """The arguments of layer `index`."""
@@ -77,15 +88,17 @@ class Slicer:
         Raises:
             ValueError: An array that is to be sliced has another size, or no axis to slice.
         """
-        per_layer, shared, leaves = [], [], []
+        per_layer, shared, leaves, block = [], [], [], []
         tree, rules = _unmark((args, kwargs), self.unmarked)
         paths, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
         for (path, value), rule in zip(paths, rules, strict=True):
             leaf, array = self._leaf(value, rule, path)
             leaves.append(leaf)
+            if rule == "block" and leaf.kind == "per_layer":
+                block.append((len(per_layer), path[2:]))
             if leaf.kind != "static":
                 (per_layer if leaf.kind == "per_layer" else shared).append(array)
-        return Arguments(per_layer, shared, tuple(leaves), treedef)
+        return Arguments(per_layer, shared, tuple(leaves), treedef, tuple(block))
 
     def _leaf(self, value: Any, rule: Rule, path: tuple) -> tuple[Leaf, Any]:
         if isinstance(value, LayerIndex):

@@ -18,6 +18,7 @@ from haliax import Axis
 from .._loop.loop import PerBlock
 from .._loop.slicing import argument_names, show_axes
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
+from ..stream._stream import Stream
 
 M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
@@ -89,6 +90,7 @@ class Container(Generic[M]):
         unroll: int | bool | None,
         remat: RematSpec | None,
         reverse: bool,
+        stream: Stream | None,
     ) -> tuple[Any, Any]:
         """Runs `call` on the blocks one after the other."""
 
@@ -123,6 +125,7 @@ class Container(Generic[M]):
         unroll: int | bool | None = None,
         remat: RematSpec | None = None,
         reverse: bool = False,
+        stream: Stream | None = None,
         **kwargs: Any,
     ) -> Any:
         """Runs the blocks one after the other, each on what the one before returned.
@@ -141,6 +144,10 @@ class Container(Generic[M]):
             unroll: How many layers one trip of the loop runs; `True` for all.
             remat: What the backward pass keeps, in the place of the stack's own policy.
             reverse: Whether to run from the last block to the first.
+            stream: Where the weights come from, one layer ahead of their use: a value of
+                `stackax.stream.from_shards` or `from_host`. A streamed stack always recomputes
+                its layers in the backward pass, so to be differentiated it needs a policy of
+                carries: `remat=True`, nested, slots, offloaded carries.
             **kwargs: Further arguments of the blocks, likewise.
 
         Returns:
@@ -161,7 +168,7 @@ class Container(Generic[M]):
             (4,)
         """
         call = PerBlock(call_block, has_outputs=False)
-        options = {"unroll": unroll, "remat": remat, "reverse": reverse}
+        options = {"unroll": unroll, "remat": remat, "reverse": reverse, "stream": stream}
         return self._loop(call, init, args, kwargs, **options)[0]
 
     def scan(
@@ -171,6 +178,7 @@ class Container(Generic[M]):
         unroll: int | bool | None = None,
         remat: RematSpec | None = None,
         reverse: bool = False,
+        stream: Stream | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Runs the blocks one after the other, and stacks what each returns beside the carry.
@@ -181,6 +189,7 @@ class Container(Generic[M]):
             unroll: As in `fold`.
             remat: As in `fold`.
             reverse: As in `fold`. Outputs keep the order of the layers.
+            stream: As in `fold`.
             **kwargs: As in `fold`.
 
         Returns:
@@ -204,7 +213,8 @@ class Container(Generic[M]):
             (1.0, [8.0, 4.0, 2.0])
         """
         call = PerBlock(call_block, has_outputs=True)
-        return self._loop(call, init, args, kwargs, unroll=unroll, remat=remat, reverse=reverse)
+        options = {"unroll": unroll, "remat": remat, "reverse": reverse, "stream": stream}
+        return self._loop(call, init, args, kwargs, **options)
 
     def fold_via(
         self,
@@ -213,6 +223,7 @@ class Container(Generic[M]):
         unroll: int | bool | None = None,
         remat: RematSpec | None = None,
         reverse: bool = False,
+        stream: Stream | None = None,
     ) -> Callable:
         """`fold` with `fn(block, carry, ...)` in the place of the block's own call.
 
@@ -221,6 +232,7 @@ class Container(Generic[M]):
             unroll: As in `fold`.
             remat: As in `fold`.
             reverse: As in `fold`.
+            stream: As in `fold`.
 
         Returns:
             A function of `(init, *args, **kwargs)`, which raises what `fold` raises.
@@ -238,7 +250,7 @@ class Container(Generic[M]):
         call = PerBlock(fn, has_outputs=False)
 
         def folded(init: Any, *args: Any, **kwargs: Any) -> Any:
-            options = {"unroll": unroll, "remat": remat, "reverse": reverse}
+            options = {"unroll": unroll, "remat": remat, "reverse": reverse, "stream": stream}
             return self._loop(call, init, args, kwargs, **options)[0]
 
         return folded
@@ -250,6 +262,7 @@ class Container(Generic[M]):
         unroll: int | bool | None = None,
         remat: RematSpec | None = None,
         reverse: bool = False,
+        stream: Stream | None = None,
     ) -> Callable:
         """`scan` with `fn(block, carry, ...)` in the place of the block's own call.
 
@@ -258,6 +271,7 @@ class Container(Generic[M]):
             unroll: As in `fold`.
             remat: As in `fold`.
             reverse: As in `fold`.
+            stream: As in `fold`.
 
         Returns:
             A function of `(init, *args, **kwargs)`, which raises what `scan` raises.
@@ -275,7 +289,7 @@ class Container(Generic[M]):
         call = PerBlock(fn, has_outputs=True)
 
         def scanned(init: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            options = {"unroll": unroll, "remat": remat, "reverse": reverse}
+            options = {"unroll": unroll, "remat": remat, "reverse": reverse, "stream": stream}
             return self._loop(call, init, args, kwargs, **options)
 
         return scanned

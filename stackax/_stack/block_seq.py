@@ -19,6 +19,7 @@ from .._loop.unrolled import run_unrolled
 from .._loop.vectorised import check_alike, stack_trees
 from .._policy.names import check_names, find_names
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
+from ..stream._stream import Stream
 from . import base, state_dicts
 from .base import Container
 
@@ -224,7 +225,14 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
         unroll: int | bool | None,
         remat: RematSpec | None,
         reverse: bool,
+        stream: Stream | None,
     ) -> tuple[Any, Any]:
+        if stream is not None:
+            raise ValueError(
+                "a BlockSeq can't be streamed: its blocks need not be alike, and no loop fetches "
+                "one while another runs. Use Stacked, with Stacked.from_layers(blocks), or drop "
+                "stream=."
+            )
         policy = self.gradient_checkpointing if remat is None else as_policy(remat)
         trip_length(unroll, len(self))  # a Python loop is unrolled, but a bad value is still bad
         arguments = self._slicer(call.call, skip=2).take_apart(args, kwargs)

@@ -15,6 +15,7 @@ from .._loop.marks import Block as BlockMark
 from .._loop.slicing import Slicer, is_array, is_named
 from .._loop.vectorised import check_alike, run_vectorised, stack_trees
 from .._policy.policy import RematSpec, as_policy
+from ..stream._stream import Stream
 from . import base, state_dicts
 from .base import Container
 
@@ -247,12 +248,14 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
         unroll: int | bool | None,
         remat: RematSpec | None,
         reverse: bool,
+        stream: Stream | None,
     ) -> tuple[Any, Any]:
         policy = self.gradient_checkpointing if remat is None else as_policy(remat)
         arguments = self._slicer(call.call, skip=2).take_apart(
             (BlockMark(self.stacked), *args), kwargs
         )
-        return run(call, init, arguments, self.Block, policy=policy, reverse=reverse, unroll=unroll)
+        options = {"policy": policy, "reverse": reverse, "unroll": unroll, "stream": stream}
+        return run(call, init, arguments, self.Block, **options)
 
     def _vmap(self, call: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         arguments = self._slicer(call, skip=1).take_apart((BlockMark(self.stacked), *args), kwargs)
