@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ._liveness import Buffer
+from ._buffers import Buffer
 
 
 def packed_bytes(buffers: Sequence[Buffer]) -> int:

@@ -3,59 +3,18 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ._fusion import FUSIBLE, Fused, fuse
+from ._buffers import Buffer, Span, Value
+from ._fusion import Fused, fuse
 from ._operations import Graph, Loop, Op
-
-
-BACK = [False]
-
-
-class Span:
-    """A stretch of time, both ends included."""
-
-    __slots__ = ("start", "end")
-
-    def __init__(self, start: float, end: float):
-        self.start, self.end = start, end
-
-
-class Buffer:
-    """Memory that holds one value after the other."""
-
-    __slots__ = ("size", "spans", "is_output", "is_given", "is_host", "merged")
-
-    def __init__(self, size: int, is_given: bool = False, is_host: bool = False):
-        self.size = size
-        self.spans: list[Span] = []
-        self.is_output = False
-        self.is_given = is_given
-        self.is_host = is_host
-        self.merged: Buffer | None = None
-
-    def root(self) -> "Buffer":
-        """The buffer that this one has become."""
-        return self if self.merged is None else self.merged.root()
-
-    def collides(self, other: "Buffer") -> bool:
-        """Whether both are ever alive at once."""
-        return any(
-            a.start <= b.end and b.start <= a.end for a in self.spans for b in other.spans
-        )
-
-
-class Value(NamedTuple):
-    """What an operation wrote: where, and how long it is needed."""
-
-    buffer: Buffer
-    span: Span
+from ._order import run_order
 
 
 class Stretch(NamedTuple):
-    """A top-level operation's time."""
+    """The time of an operation."""
 
     where: str
-    start: float
-    end: float
+    start: int
+    end: int
     is_loop: bool
 
 
@@ -63,7 +22,8 @@ class Walk:
     """Runs a program without its numbers.
 
     Attributes:
-        buffers: All buffers.
+        time: The present.
+        buffers: All buffers but those of the program's arguments.
         stretches: The times of the outermost graph's operations.
         loops: The times of all loops.
     """
@@ -73,58 +33,45 @@ class Walk:
         self.buffers: list[Buffer] = []
         self.stretches: list[Stretch] = []
         self.loops: list[Stretch] = []
-        given = []
-        for op in graph.given:
-            given.append(Value(Buffer(op.bytes, is_given=True), Span(0, 0)))
-        results = self.run(graph, given, outermost=True)
-        for value in self._results(results):
-            value.buffer.root().is_output = True
-
-    def _results(self, results: Sequence[Value]) -> list[Value]:
-        return [
-            value if not value.buffer.root().is_given else self.new(value.buffer.size)
-            for value in results
-        ]
+        given = [Value(Buffer(op.bytes, is_given=True), Span(0, 0)) for op in graph.given]
+        for value in self.run(graph, given, outermost=True):
+            home = value.home
+            if home.is_given:  # an argument that is returned is copied
+                home = self.new(home.size).home
+            home.is_output = True
 
     def new(self, size: int, is_host: bool = False) -> Value:
-        """A fresh buffer, alive now."""
+        """A value in a new buffer, alive now."""
         buffer = Buffer(size, is_host=is_host)
-        span = Span(self.time, self.time)
-        buffer.spans.append(span)
         self.buffers.append(buffer)
-        return Value(buffer, span)
+        return self.again(buffer)
 
     def again(self, buffer: Buffer) -> Value:
         """A new value in an old buffer, alive now."""
-        buffer = buffer.root()
         span = Span(self.time, self.time)
-        buffer.spans.append(span)
-        return Value(buffer, span)
-
-    def merge(self, into: Buffer, other: Buffer) -> None:
-        """Makes two buffers one."""
-        into, other = into.root(), other.root()
-        into.spans += other.spans
-        other.spans = []
-        other.merged = into
+        buffer.root().spans.append(span)
+        return Value(buffer.root(), span)
 
     def run(
-        self, graph: Graph, given: Sequence[Value], loop: Loop | None = None, outermost: bool = False
+        self,
+        graph: Graph,
+        given: Sequence[Value],
+        loop: Loop | None = None,
+        outermost: bool = False,
     ) -> list[Value]:
-        """Runs a graph, and returns its results."""
+        """Runs a graph on the values that it is given, and returns its results."""
         fused = fuse(graph)
-        copied = _copied(graph, loop, fused)
-        order = schedule(graph, fused, loop, copied)
-        last = _last_uses(graph, fused, order)
-        values: dict[Op, Value] = dict(zip(graph.given, given, strict=True))
+        copied = set() if loop is None else _copied(graph, loop, fused)
+        order = run_order(graph, fused, copied, loop is not None)
+        values = dict(zip(graph.given, given, strict=True))
+        steps = _Steps(self, fused, values, _last_uses(graph, fused, order))
         self.time += 1
-        for op in graph.given:
-            if op in copied:
-                values[op].span.end = self.time
-                values[op] = self.new(op.bytes, op.is_host)
-        for place, op in enumerate(order):
+        for op in (op for op in graph.given if op in copied):
+            values[op].span.end = self.time
+            values[op] = self.new(op.bytes, op.is_host)
+        for steps.place, op in enumerate(order):
             start = self.time
-            self._step(op, fused, values, last, place)
+            steps.take(op)
             if outermost and op.kind != "part":
                 self.stretches.append(Stretch(op.where, start, self.time, op.kind == "loop"))
         self.time += 1
@@ -132,146 +79,137 @@ class Walk:
             values[op].span.end = self.time
         return [values[op] for op in graph.results]
 
-    def _step(self, op: Op, fused: Fused, values: dict[Op, Value], last: dict[Op, int], place: int):
+
+class _Steps:
+    """The steps of one graph.
+
+    Attributes:
+        walk: What they are steps of.
+        fused: The graph after fusion.
+        values: What has been computed.
+        last: The place in the order at which each value is read last.
+        place: The place that has been reached.
+    """
+
+    def __init__(self, walk: Walk, fused: Fused, values: dict[Op, Value], last: dict[Op, int]):
+        self.walk, self.fused, self.values, self.last = walk, fused, values, last
+        self.place = -1
+
+    def take(self, op: Op) -> None:
+        """Runs one operation."""
         if op.kind == "part":
-            source = op.inputs[0]
-            if source.kind not in ("loop", "cond"):
-                values[op] = self.new(op.bytes, op.is_host)
+            if op.inputs[0].kind not in ("loop", "cond"):  # which made theirs
+                self.values[op] = self.walk.new(op.bytes, op.is_host)
             return
-        self.time += 1
-        if op.kind == "loop":
-            self._loop(op, values, last, place)
-        elif op.kind == "cond":
-            self._cond(op, values)
-        elif op.kind == "update":
-            self._update(op, fused, values, last, place)
-        else:
-            self._plain(op, fused, values, last, place)
+        self.walk.time += 1
+        runs = {"loop": self._loop, "cond": self._cond, "update": self._update}
+        runs.get(op.kind, self._plain)(op)
 
-    def _plain(self, op, fused, values, last, place) -> None:
-        out = self.new(op.bytes, op.is_host)
-        shared = False
-        for read in fused.reads[op]:
-            value = values[read.source]
-            end: float = self.time
-            dies = last.get(read.source) == place and not value.buffer.root().is_given
-            if read.in_place and dies and not shared and read.source.bytes == op.bytes:
-                end, shared = self.time - 0.5, True
-            value.span.end = max(value.span.end, end)
-        values[op] = out
+    def _dies(self, op: Op) -> bool:
+        """Whether this is the last that needs the value of `op`, which may be written over."""
+        return self.last.get(op) == self.place and not self.values[op].home.is_given
 
-    def _update(self, op, fused, values, last, place) -> None:
+    def _plain(self, op: Op) -> None:
+        """A new value, which may be written over an input that dies and is read in place."""
+        now, is_shared = self.walk.time, False
+        for source, in_place in self.fused.reads[op]:
+            shares = in_place and not is_shared and source.bytes == op.bytes and self._dies(source)
+            self.values[source].keep(now - 0.5 if shares else now)
+            is_shared |= shares
+        self.values[op] = self.walk.new(op.bytes, op.is_host)
+
+    def _update(self, op: Op) -> None:
+        """Writes into a buffer that dies, or else into a copy of it."""
         target = op.inputs[0]
-        value = values[target]
-        for read in fused.reads[op]:
-            if read.source is not target:
-                values[read.source].span.end = max(values[read.source].span.end, self.time)
-        if last.get(target) == place and not value.buffer.root().is_given:
-            value.span.end = self.time
-            values[op] = Value(value.buffer, value.span)
-        else:
-            value.span.end = max(value.span.end, self.time)
-            values[op] = self.new(op.bytes, op.is_host)
+        for read in self.fused.reads[op]:
+            self.values[read.source].keep(self.walk.time)
+        is_last = self._dies(target)
+        self.values[op] = self.values[target] if is_last else self.walk.new(op.bytes, op.is_host)
 
-    def _loop(self, op: Op, values: dict[Op, Value], last: dict[Op, int], place: int) -> None:
-        loop: Loop = op.body
-        start = self.time
-        carry: list[Value] = []
-        taken: set[int] = set()
-        invariants = [values[x] for x in op.inputs[: loop.invariants]]
-        borrowed = {id(v.buffer.root()) for v in invariants}
-        for x in op.inputs[loop.invariants :]:
-            value = values[x]
-            root = value.buffer.root()
-            value.span.end = max(value.span.end, self.time)
-            free = last.get(x) == place and id(root) not in taken and id(root) not in borrowed
-            if free and not root.is_given:
-                taken.add(id(root))
-                carry.append(self.again(root))
-            else:
-                carry.append(self.new(x.bytes, x.is_host))
-        given = [Value(_Lent(v.buffer), v.span) for v in invariants] + carry
-        results = self.run(loop.graph, given, loop)
-        self.time += 1
-        self._close(loop, carry, results)
-        self.time += 1
+    def _loop(self, op: Op) -> None:
+        walk, loop = self.walk, op.body
+        start = walk.time
+        invariants = [self.values[x] for x in op.inputs[: loop.invariants]]
+        carry = self._carry(op.inputs[loop.invariants :], invariants)
+        results = walk.run(loop.graph, [*(value.lend() for value in invariants), *carry], loop)
+        walk.time += 1
+        self._close(carry, results)
+        walk.time += 1
         for value in invariants:
-            value.span.end = max(value.span.end, self.time)
-        outputs = [self.again(value.buffer) for value in carry]
-        self.loops.append(Stretch(op.where, start, self.time, True))
+            value.keep(walk.time)
+        outputs = [walk.again(value.buffer) for value in carry]
+        walk.loops.append(Stretch(op.where, start, walk.time, True))
         for part in op.users:
             if part.kind == "part":
-                values[part] = outputs[part.index]
+                self.values[part] = outputs[part.index]
 
-    def _close(self, loop: Loop, carry: Sequence[Value], results: Sequence[Value]) -> None:
-        """Brings the results of a trip to where the next one finds them."""
-        done: set[int] = set()
+    def _carry(self, inputs: Sequence[Op], invariants: Sequence[Value]) -> list[Value]:
+        """The first carry: where its values are, or copies of those that are needed elsewhere."""
+        taken = {value.home for value in invariants}
+        carry = []
+        for x in inputs:
+            value = self.values[x]
+            value.keep(self.walk.time)
+            if self._dies(x) and value.home not in taken:
+                taken.add(value.home)
+                carry.append(self.walk.again(value.buffer))
+            else:
+                carry.append(self.walk.new(x.bytes, x.is_host))
+        return carry
+
+    def _close(self, carry: Sequence[Value], results: Sequence[Value]) -> None:
+        """Brings a trip's results to where the next trip finds them, if need be by a copy."""
+        homes = {value.home for value in carry}
         for value, result in zip(carry, results, strict=True):
-            home, made = value.buffer.root(), result.buffer.root()
-            result.span.end = self.time
+            home, made = value.home, result.home
+            result.span.end = self.walk.time
             if made is home:
                 continue
-            mine = not made.is_given and id(made) not in done and made.size == home.size
-            mine = mine and not any(made is other.buffer.root() for other in carry)
-            if mine and not made.collides(home):
-                self.merge(home, made)
+            is_free = not made.is_given and made not in homes and made.size == home.size
+            if is_free and not made.collides(home):
+                home.merge(made)
             else:
-                home.spans.append(Span(self.time, self.time))
-            done.add(id(made))
+                self.walk.again(home)
+            homes.add(made)
 
-    def _cond(self, op: Op, values: dict[Op, Value]) -> None:
-        inputs = [values[x] for x in op.inputs]
-        start = self.time
-        ends = []
-        outputs: list[Value] | None = None
+    def _cond(self, op: Op) -> None:
+        """One branch after the other, with outputs that live all the while."""
+        walk, inputs = self.walk, [self.values[x] for x in op.inputs]
+        start = walk.time
         for graph in op.body:
-            given = [Value(_Lent(v.buffer), v.span) for v in inputs]
-            results = self.run(graph, given)
-            ends.append(self.time)
-            if outputs is None:
-                outputs = [self.new(v.buffer.size) for v in results]
-        self.time += 1
+            walk.run(graph, [value.lend() for value in inputs])
+        walk.time += 1
         for value in inputs:
-            value.span.end = max(value.span.end, self.time)
+            value.keep(walk.time)
         for part in op.users:
-            if part.kind == "part" and outputs is not None:
-                outputs[part.index].span.start = start
-                outputs[part.index].span.end = self.time
-                values[part] = outputs[part.index]
+            if part.kind == "part":
+                self.values[part] = walk.new(part.bytes, part.is_host)
+                self.values[part].span.start = start
 
 
-def _Lent(buffer: Buffer) -> Buffer:
-    """A buffer that the graph it is lent to may read only."""
-    lent = Buffer(buffer.size, is_given=True)
-    return lent
-
-
-def _copied(graph: Graph, loop: Loop | None, fused: Fused) -> set[Op]:
+def _copied(graph: Graph, loop: Loop, fused: Fused) -> set[Op]:
     """The carries that a loop's body copies first, since they are read after the next is made.
 
     The compiler leaves the copy out only where every reader is known to come before the next
     carry, because the next carry depends on it.
     """
-    if loop is None:
-        return set()
     readers: dict[Op, list[tuple[Op, bool]]] = {}
-    for op in fused.stays:
-        for read in fused.reads[op]:
+    for op, reads in fused.reads.items():
+        for read in reads:
             readers.setdefault(read.source, []).append((op, read.in_place))
     copied = set()
     for op, result in zip(graph.given[loop.invariants :], graph.results, strict=True):
-        if result is op or op not in readers:
-            continue
-        before = _ancestors(result, fused)
-        for reader, in_place in readers[op]:
-            if reader is result:
-                fine = in_place or (reader.kind == "update" and reader.inputs[0] is op)
-            else:
-                fine = reader in before
-            if not fine:
+        if result is not op and op in readers:
+            before = _ancestors(result, fused)
+            if not all(_comes_before(result, op, *reader, before) for reader in readers[op]):
                 copied.add(op)
-                break
     return copied
+
+
+def _comes_before(result: Op, op: Op, reader: Op, in_place: bool, before: set[Op]) -> bool:
+    if reader is result:
+        return in_place or (reader.kind == "update" and reader.inputs[0] is op)
+    return reader in before
 
 
 def _ancestors(op: Op, fused: Fused) -> set[Op]:
@@ -285,39 +223,6 @@ def _ancestors(op: Op, fused: Fused) -> set[Op]:
     return found
 
 
-def schedule(graph: Graph, fused: Fused, loop: Loop | None, copied: set[Op]) -> list[Op]:
-    """The order in which operations run: breadth first, as soon as what they read is there."""
-    level: dict[Op, int] = {}
-    for op in graph.given:
-        level[op] = 2 if op in copied else 1
-    levels: dict[int, list[Op]] = {}
-    number = {op: i for i, op in enumerate(fused.stays)}
-    for op in fused.stays:
-        own = 1 + max((level[read.source] for read in fused.reads[op]), default=0)
-        if op in fused.sliced or op.where == "output of the scan":
-            own = max(own, 3)
-        level[op] = own
-        levels.setdefault(own, []).append(op)
-    position: dict[Op, int] = {}
-    order: list[Op] = []
-    for key in sorted(levels):
-        def rank(op: Op) -> tuple[int, int]:
-            return (
-                max((position.get(read.source, -1) for read in fused.reads[op]), default=-1),
-                -number[op] if op.kind in FUSIBLE and BACK[0] else number[op],
-            )
-
-        for op in sorted(levels[key], key=rank):
-            position[op] = len(order)
-            order.append(op)
-    return order
-
-
-def _last_uses(graph: Graph, fused: Fused, order: list[Op]) -> dict[Op, int]:
-    last: dict[Op, int] = {}
-    for place, op in enumerate(order):
-        for read in fused.reads[op]:
-            last[read.source] = place
-    for op in graph.results:
-        last[op] = len(order)
-    return last
+def _last_uses(graph: Graph, fused: Fused, order: Sequence[Op]) -> dict[Op, int]:
+    last = {read.source: i for i, op in enumerate(order) for read in fused.reads[op]}
+    return last | dict.fromkeys(graph.results, len(order))

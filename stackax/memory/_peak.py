@@ -1,12 +1,45 @@
-"""The peak of a traced program's temporary memory, estimated without compiling it."""
+"""The peak of a traced program's temporary memory, estimated without compiling it.
 
+The program is run without its numbers, in the compiler's order, noting which buffers are alive
+when. The rules, each with its reason in the file that has it:
+
+- `_lowering`: calls leave no trace, equal operations are one, dead ones are gone (`_prune`).
+  Outputs of a scan are buffers that live whole from its start, since a loop's buffers are made
+  before it; they are written in place. Its inputs are sliced in the body. A quotient by a broadcast
+  becomes a product with the reciprocal. Operands of a matrix product with more axes than a matrix,
+  in another order than batch, free, contracted, are copied into it.
+- `_fusion`: operations that are computed entry by entry, broadcasts and moves have no buffer where
+  each reader can compute them for itself. Costly ones (exp, tanh) are computed once if several read
+  them; so are cheap ones with several large inputs if a reader can't. Reshapes are nothing.
+- `_library`, `_backend`: on a CPU, reductions take in what is around them, but not slices, moves,
+  comparisons or what is read elsewhere; small arrays are left out. bfloat16 is rounded once per
+  operation, and some products of it run in float32.
+- `_order`: operations run as soon as what they read is there, breadth first. So slices of all of a
+  layer's inputs are made at the beginning of a step, and live until their last reader.
+- `_liveness`: a buffer lives from the operation that writes it to the last that reads it, loops
+  included. An elementwise operation may write over an input that dies. A carry that is read after
+  the next one is made is copied. What a loop is given lives until its end.
+- `_heap`: buffers are packed as the compiler packs them, which may leave gaps. Those that fit into
+  an output, before it is written, cost nothing, as the program is not donated its arguments.
+
+What it cannot see: memory inside kernels and of convolutions, sorts and linear algebra; collectives
+(a `shard_map`'s body is taken as one device's program); loops unrolled in part, taken as rolled;
+loop-invariant values that the compiler moves out of a loop; and backends other than the CPU, of
+which only what all compilers do is modelled. Remat outside of a loop is the least certain: it was
+20 % under the compiler's figure where layers are a Python loop, each under `jax.checkpoint`.
+"""
+
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr  # pyright: ignore
 
+from ._buffers import Buffer
 from ._heap import packed_bytes
-from ._liveness import Buffer, Stretch, Walk
-from ._operations import bytes_of, graph_of, is_host
+from ._liveness import Stretch, Walk
+from ._lowering import graph_of
+from ._operations import bytes_of
 
 
 class Moment(NamedTuple):
@@ -46,6 +79,10 @@ class Peak(NamedTuple):
 def estimate_peak(closed_jaxpr: ClosedJaxpr) -> Peak:
     """Estimates the temporary memory of a program, jitted without donation, from its trace.
 
+    Nothing is lowered, compiled or allocated, and the arguments may be shapes alone. On a grid of
+    112 stacks (`benchmarks/estimate_accuracy.py`) estimates were 8 % too low to 11 % too high, and
+    the compiler's figure always in the band.
+
     Args:
         closed_jaxpr: The program, such as `jax.make_jaxpr(jax.value_and_grad(f))(*args)`.
 
@@ -62,31 +99,35 @@ def estimate_peak(closed_jaxpr: ClosedJaxpr) -> Peak:
     """
     jaxpr = closed_jaxpr.jaxpr
     walk = Walk(graph_of(closed_jaxpr))
-    outputs = [b for b in walk.buffers if b.is_output and not b.is_host]
-    temps = [b for b in walk.buffers if not b.is_output and b.spans and b.size and not b.is_host]
-    temps = _scratch_in_outputs(temps, outputs)
+    on_device = [b for b in walk.buffers if b.spans and b.size and not b.is_host]
+    outputs = [b for b in on_device if b.is_output]
+    temps = _without_room(outputs, [b for b in on_device if not b.is_output])
     live = _live(temps, walk.time)
-    peak = packed_bytes(temps)
-    floor = max(live, default=0)
+    packed = _packed(temps, walk.time)
     return Peak(
-        temp_bytes=peak,
-        low_bytes=int(0.9 * floor),
-        high_bytes=int(1.1 * peak),
+        temp_bytes=packed,
+        # Gaps are the compiler's to find, so the least is without them; beyond that, nine of ten
+        # programs unlike those that the rules were made from were within 10 %.
+        low_bytes=int(0.9 * max(live)),
+        high_bytes=int(1.1 * packed),
         argument_bytes=sum(bytes_of(var.aval) for var in jaxpr.invars),
         output_bytes=sum(bytes_of(atom.aval) for atom in jaxpr.outvars),
         host_bytes=sum(b.size for b in walk.buffers if b.is_host),
         timeline=tuple(_timeline(walk.stretches, live)),
-        working_bytes=max((_working(loop, live) for loop in walk.loops), default=0),
+        working_bytes=max((_beyond_entry(loop, live) for loop in walk.loops), default=0),
     )
 
 
-def _scratch_in_outputs(temps: list[Buffer], outputs: list[Buffer]) -> list[Buffer]:
-    """The buffers that find no room in an output's, before it is written."""
-    rooms = [(room, [room]) for room in sorted(outputs, key=lambda b: b.size)]
+def _without_room(outputs: list[Buffer], temps: list[Buffer]) -> list[Buffer]:
+    """The buffers that find no room in an output's memory while that is not in use.
+
+    As in the compiler, the largest come first, and each goes into the smallest output that it can.
+    """
+    rooms = [(room.size, [room]) for room in sorted(outputs, key=lambda b: b.size)]
     left = []
     for buffer in sorted(temps, key=lambda b: -b.size):
-        for room, tenants in rooms:
-            if room.size >= buffer.size and not any(buffer.collides(t) for t in tenants):
+        for size, tenants in rooms:
+            if size >= buffer.size and not any(map(buffer.collides, tenants)):
                 tenants.append(buffer)
                 break
         else:
@@ -94,35 +135,36 @@ def _scratch_in_outputs(temps: list[Buffer], outputs: list[Buffer]) -> list[Buff
     return left
 
 
+def _packed(buffers: list[Buffer], end: int) -> int:
+    """The bytes that buffers take together; those too small to make gaps are added up."""
+    negligible = max(_live(buffers, end)) / 2000
+    small = [b for b in buffers if b.size <= negligible]
+    return packed_bytes([b for b in buffers if b.size > negligible]) + max(_live(small, end))
+
+
 def _live(buffers: list[Buffer], end: int) -> list[int]:
     """The bytes alive at each time."""
     change = [0] * (end + 2)
     for buffer in buffers:
-        reached = -1
+        reached = -1  # spans of one buffer may overlap
         for start, last in sorted((int(s.start), int(s.end)) for s in buffer.spans):
             start = max(start, reached + 1)
             if last >= start:
                 change[start] += buffer.size
                 change[last + 1] -= buffer.size
                 reached = last
-    live, now = [], 0
-    for step in change:
-        now += step
-        live.append(now)
-    return live
+    return list(itertools.accumulate(change))
 
 
-def _timeline(stretches: list[Stretch], live: list[int]):
+def _timeline(stretches: list[Stretch], live: list[int]) -> Iterator[Moment]:
     for where, start, end, is_loop in stretches:
-        first, last = int(start), int(end)
         if is_loop:
-            yield Moment(f"{where}: entry", live[first])
-            yield Moment(f"{where}: body", max(live[first : last + 1]))
-            yield Moment(f"{where}: exit", live[last])
+            yield Moment(f"{where}: entry", live[start])
+            yield Moment(f"{where}: body", max(live[start : end + 1]))
+            yield Moment(f"{where}: exit", live[end])
         else:
-            yield Moment(where, live[last])
+            yield Moment(where, live[end])
 
 
-def _working(loop: Stretch, live: list[int]) -> int:
-    first, last = int(loop.start), int(loop.end)
-    return max(live[first : last + 1]) - live[first]
+def _beyond_entry(loop: Stretch, live: list[int]) -> int:
+    return max(live[loop.start : loop.end + 1]) - live[loop.start]
