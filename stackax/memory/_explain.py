@@ -60,8 +60,8 @@ class Report(JupyterMixin):
 
     @property
     def offloaded_bytes(self) -> int:
-        """What is kept in the host's memory."""
-        return sum(r.bytes for r in self.residuals if r.memory == "host")
+        """What is kept in the host's memory beside the arguments."""
+        return sum(r.bytes for r in self.residuals if r.kind != "argument" and r.memory == "host")
 
     @property
     def gradient_bytes(self) -> int:

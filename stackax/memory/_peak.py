@@ -30,11 +30,11 @@ which only what all compilers do is modelled. Remat outside of a loop is the lea
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr  # pyright: ignore
-
+from .. import _jax
+from .._jax import ClosedJaxpr  # pyright: ignore
 from ._buffers import Buffer
 from ._heap import packed_bytes
 from ._liveness import Stretch, Walk
@@ -60,7 +60,7 @@ class Peak(NamedTuple):
     Attributes:
         temp_bytes: The estimate of the compiler's `temp_size_in_bytes`.
         low_bytes, high_bytes: The band in which the compiler's figure is expected.
-        argument_bytes, output_bytes: What goes in and comes out.
+        argument_bytes, output_bytes: What goes in and comes out, in the device's memory.
         host_bytes: Values placed in the host's memory, which `temp_bytes` does not count.
         timeline: Live temporary bytes in program order.
         working_bytes: What the most demanding loop body needs beyond what lives outside of it.
@@ -110,12 +110,16 @@ def estimate_peak(closed_jaxpr: ClosedJaxpr) -> Peak:
         # programs unlike those that the rules were made from were within 10 %.
         low_bytes=int(0.9 * max(live)),
         high_bytes=int(1.1 * packed),
-        argument_bytes=sum(bytes_of(var.aval) for var in jaxpr.invars),
-        output_bytes=sum(bytes_of(atom.aval) for atom in jaxpr.outvars),
+        argument_bytes=_on_device(jaxpr.invars),
+        output_bytes=_on_device(jaxpr.outvars),
         host_bytes=sum(b.size for b in walk.buffers if b.is_host),
         timeline=tuple(_timeline(walk.stretches, live)),
         working_bytes=max((_beyond_entry(loop, live) for loop in walk.loops), default=0),
     )
+
+
+def _on_device(atoms: Sequence[Any]) -> int:
+    return sum(bytes_of(atom.aval) for atom in atoms if not _jax.is_on_host(atom.aval))
 
 
 def _without_room(outputs: list[Buffer], temps: list[Buffer]) -> list[Buffer]:

@@ -149,7 +149,7 @@ class Step(NamedTuple):
     """
 
     arguments: tuple[Argument, ...]
-    shapes: list[jax.ShapeDtypeStruct]
+    shapes: list[Any]
     value: Callable[..., list[Any]]
     moving: list[int]
 
@@ -331,11 +331,16 @@ def _is_inexact(leaf: Any) -> bool:
     return _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def _shape_of(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    weak_type = getattr(leaf, "weak_type", False)  # a number that gives way to other dtypes
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak_type)
+    if not isinstance(leaf, jax.Array):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    aval = jax.typeof(leaf)
+    if _jax.is_on_host(aval) or _jax.explicit_sharding(aval) is not None:
+        return leaf  # no shape says where an array lies
+    # A weak type is that of a number which gives way to other dtypes.
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=aval.weak_type)
 
 
 def _name_of(function: Callable) -> str:

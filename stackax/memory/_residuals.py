@@ -133,6 +133,9 @@ class Tracker:
         is_view = scope.parent is None and eqn.primitive.name == "reshape"
         if eqn.primitive.name in _SAME_VALUE or (is_view and self._is_argument(eqn.invars[0])):
             return self._find(eqn.invars[place], scope, name, layers)
+        if eqn.primitive.name == "scheduled_loop_write":  # a carry, put beside the others
+            found = self._find(eqn.invars[1], scope, name, (*layers, var.aval.shape[0]))
+            return found._replace(kind="carry", eqn=None)
         loop = scan_of(eqn)
         if loop is not None:
             layers = layers if place < loop.carries else (*layers, loop.length)

@@ -15,10 +15,8 @@ from tests.reference import ssd as reference
 
 H, P = 8, 2
 
-# T, groups, state: each size with each number of groups and each size of state, a padded tail
-# among them, and every T once.
-SHAPES = [(1, 1, 16), (3, 2, 64), (64, 8, 128), (100, 1, 64), (257, 2, 128), (1024, 8, 16)]
-SHAPES += [(64, 1, 128), (100, 8, 64), (257, 8, 16), (1024, 2, 64)]
+# T, groups, state: every size of each once or more, and tails of every kind.
+SHAPES = [(1, 1, 16), (3, 2, 64), (64, 8, 128), (100, 2, 16), (257, 2, 128), (1024, 8, 16)]
 
 
 def inputs(T, G, N, *, seed=0, scale=1.0):
@@ -125,8 +123,8 @@ REGIMES = {
 
 @pytest.mark.parametrize("regime", REGIMES)
 def test_float32_errors_stay_small_in_every_regime_of_the_step(regime):
-    T, (G, N) = 300, (2, 16)
-    args = inputs(T, G, N)
+    T = 257
+    args = inputs(T, 2, 128)
     args["dt"] = REGIMES[regime](np.random.default_rng(0), (T, H)).astype(np.float32)
     args["dt_bias"] = np.zeros(H, np.float32)
     args["A"] = -np.linspace(1, 16, H, dtype=np.float32)
@@ -152,8 +150,8 @@ def test_no_step_or_rate_makes_a_nan(dtype, dt, A):
 
 
 def test_bfloat16_costs_what_its_roundings_do():
-    args = inputs(257, 2, 64)
-    mask, ids = flags(257, resets=False, padding=False)
+    args = inputs(100, 2, 16)
+    mask, ids = flags(100, resets=False, padding=False)
     cts = cotangents(args, mask)
     names = ("x", "dt", "B", "C")
     narrow = args | {name: jnp.asarray(args[name], jnp.bfloat16) for name in names}
@@ -192,7 +190,7 @@ def test_a_reset_is_exact_in_value_and_gradient():
     assert not np.asarray(grads["state"]).any()
 
 
-@pytest.mark.parametrize("knobs", [(8, 1), (8, 3), (7, 2), (1, 4), (512, 1), (32, 100)])
+@pytest.mark.parametrize("knobs", [(8, 3), (7, 2), (512, 1)])
 def test_chunk_sizes_are_knobs_and_nothing_more(knobs):
     T, (size, per_block) = 50, knobs
     args = inputs(T, 2, 16)
@@ -217,7 +215,7 @@ def test_steps_are_clipped_to_the_limits_and_have_no_gradient_there():
 
 
 def test_what_padding_holds_reaches_nothing():
-    T = 60
+    T = 100
     args, other = inputs(T, 2, 16), inputs(T, 2, 16, seed=5)
     mask, ids = flags(T, resets=True, padding=True)
     cts = cotangents(args, mask)
@@ -285,20 +283,17 @@ def test_forward_mode_agrees_with_reverse_mode():
 
 def test_the_backward_pass_is_linear_in_the_sequence_and_keeps_no_square():
     def temp_bytes(T):
-        args = jax.eval_shape(lambda: inputs(1, 1, 16) | {})
         shapes = dict(x=(T, 4, 16), dt=(T, 4), A=(4,), B=(T, 1, 16), C=(T, 1, 16))
-        del args
         given = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
         loss = jax.grad(lambda a: ssd(**a, chunk_size=32, chunks_per_block=1)[0].sum())
         return jax.jit(loss).lower(given).compile().memory_analysis().temp_size_in_bytes
 
-    short, middle, long = (temp_bytes(T) for T in (1024, 2048, 4096))
-    growth = (long - middle) / 2048
-    assert abs(growth - (middle - short) / 1024) < 0.1 * growth
+    short, long = temp_bytes(2048), temp_bytes(4096)
+    assert long < 2.05 * short
     # Per token: a share of a state (4 x 16 x 16 / 32 numbers), the output, and cotangents and
     # blocked copies of the inputs; a square would add 4 x 32 numbers for the decays alone.
     inputs_per_token = 4 * (64 + 4 + 32)
-    assert growth < 4 * 32 + 4 * inputs_per_token
+    assert (long - short) / 2048 < 4 * 32 + 3 * inputs_per_token
 
 
 def test_one_step_equals_one_token_of_the_whole():

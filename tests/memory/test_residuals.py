@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import pytest
 
-from stackax import ScanCheckpointPolicy, Stacked, checkpoint_name
+from stackax import ScanCheckpointPolicy, Stacked, checkpoint_name, stream
 from stackax.memory import explain
 from stackax.memory._program import nbytes
 from tests import zoo
@@ -186,6 +186,20 @@ def test_what_goes_to_the_host_is_told_apart():
     (carry,) = [r for r in report.residuals if r.kind == "carry"]
     assert carry.memory == "host"
     assert report.offloaded_bytes == LAYERS * CARRY_BYTES and report.kept_bytes == 0
+
+
+def test_a_stack_that_streams_from_the_host_keeps_its_carries_alone():
+    def loss(stack, x):
+        return stack.fold(x, remat=True, stream=stream.from_host()).sum().scalar()
+
+    stack = Stacked.init(Layers, Wave)(Embed, key=jr.key(0))
+    stack = jax.device_put(stack, jax.memory.Space.Host)
+    with zoo.platform_warnings_ignored():
+        report = explain(loss, stack, hax.ones((Batch, Embed)), argnums=0)
+    (carry,) = [r for r in report.residuals if r.kind == "carry"]
+    assert carry.bytes == report.kept_bytes == LAYERS * CARRY_BYTES
+    (weight,) = [r for r in report.residuals if r.kind == "argument"]
+    assert weight.memory == "host"
 
 
 def test_a_stack_in_a_stack_counts_both_loops():
