@@ -1,6 +1,6 @@
 """How everything runs under pytest: eight devices, a compilation cache, and every written example.
 
-The code blocks of README.md are tests, and so are the `>>>` examples of docstrings. A
+The code blocks of README.md and docs/ are tests, and so are the `>>>` examples of docstrings. A
 page is one program: its blocks share their names. A docstring stands alone, as its reader pastes
 it: nothing is imported for it, neither by its module nor by the docstring above it.
 """

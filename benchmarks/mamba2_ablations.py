@@ -12,6 +12,9 @@ gradient_error_of_cumsums    the same with differences of cumulative sums for se
 nan_with_mask_after_exp      whether gradients are NaN if the triangle is applied to exponentials
 decay_error_bfloat16         error of the outputs if log-decays are rounded to bfloat16
 state_error_bfloat16         error of the state after 4096 steps if it is kept in bfloat16
+norm_error_bfloat16          error of a norm of 1024 features with its variance in bfloat16
+norm_error_float32           the same with our norm, on the same bfloat16 features
+default_precision_error      error of the logits at the device's default precision of products
 residual_error_bfloat16      error of the last logits with a residual stream in bfloat16, 8 layers
 residual_error_float32       the same with residual_dtype="float32", blocks in bfloat16
 """
@@ -28,7 +31,7 @@ from report import run
 from turns import compiled, median_seconds
 
 from stackax.lm import Decoder
-from stackax.mamba2 import Mamba2Config, _chunks, ssd, ssd_step
+from stackax.mamba2 import Mamba2Config, _chunks, gated_rms_norm, ssd, ssd_step
 from stackax.mamba2._segment_decays import SegmentDecays
 
 LENGTH, HEADS, HEAD_DIM, STATE = 1024, 16, 64, 128
@@ -154,7 +157,25 @@ def of_precision() -> dict[str, float]:
     return {
         "decay_error_bfloat16": relative(y_rounded, y),
         "state_error_bfloat16": relative(narrow, state),
+        **of_norms(),
         **of_residual_stream(),
+    }
+
+
+def of_norms() -> dict[str, float]:
+    """A gated norm, before which the gate is one."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(256, 1024)) * np.exp(rng.normal(size=(256, 1))), jnp.bfloat16)
+    exact = np.asarray(x, np.float64)
+    exact = exact / np.sqrt(np.mean(exact**2, axis=-1, keepdims=True))
+    open_gate = jnp.full(x.shape, 1e3, x.dtype)  # silu(1000) is 1000, which the norm takes out
+    ours = gated_rms_norm(x, open_gate, jnp.ones(1024, x.dtype), groups=1, eps=1e-12)
+    # Added up in bfloat16, not in float32 as jnp.mean would.
+    squares = jax.lax.reduce(x * x, jnp.bfloat16(0), jax.lax.add, (1,))[:, None] / 1024
+    narrow = x * jax.lax.rsqrt(squares.astype(jnp.bfloat16))
+    return {
+        "norm_error_bfloat16": relative(narrow, exact),
+        "norm_error_float32": relative(ours, exact),
     }
 
 
@@ -169,8 +190,10 @@ def of_residual_stream() -> dict[str, float]:
         decoder = Decoder.init(config, key=key, dtype=dtype)
         return eqx.filter_jit(decoder)(tokens).array[-1]
 
-    exact = np.asarray(logits("float32"), np.float64)
+    with jax.default_matmul_precision("highest"):
+        exact = np.asarray(logits("float32"), np.float64)
     return {
+        "default_precision_error": relative(logits("float32"), exact),
         "residual_error_bfloat16": relative(logits("bfloat16"), exact),
         "residual_error_float32": relative(logits("bfloat16", "float32"), exact),
     }
