@@ -124,7 +124,7 @@ plot_tradeoffs(rows)
 # ## A policy of one's own, and a test that holds it
 #
 # Presets are only names. Here the attention's output and the two inputs of the gated MLP are kept:
-# the values whose recomputation costs the most for each byte. What a block keeps changes silently
+# outputs of matrix products, or of attention. What a block keeps changes silently
 # when someone edits it, so say it in a test.
 
 # %%
