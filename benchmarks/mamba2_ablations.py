@@ -37,17 +37,15 @@ from stackax.mamba2._segment_decays import SegmentDecays
 LENGTH, HEADS, HEAD_DIM, STATE = 1024, 16, 64, 128
 
 
-def inputs(
-    length: int, step: float, dtype=np.float32, heads: int = HEADS, groups: int = 1
-) -> tuple:
+def inputs(length: int, step: float, dtype=np.float32) -> tuple:
     """x, dt, A, B and C; `step` is dt before the softplus, give or take one."""
     rng = np.random.default_rng(0)
     arrays = (
-        rng.normal(size=(length, heads, HEAD_DIM)),
-        np.logaddexp(0, step + rng.normal(size=(length, heads))),
-        -rng.uniform(1, 16, heads),
-        rng.normal(size=(length, groups, STATE)) / STATE**0.5,
-        rng.normal(size=(length, groups, STATE)),
+        rng.normal(size=(length, HEADS, HEAD_DIM)),
+        np.logaddexp(0, step + rng.normal(size=(length, HEADS))),
+        -rng.uniform(1, 16, HEADS),
+        rng.normal(size=(length, 1, STATE)) / STATE**0.5,
+        rng.normal(size=(length, 1, STATE)),
     )
     return tuple(array.astype(dtype) for array in arrays)
 

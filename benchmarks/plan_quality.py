@@ -24,10 +24,11 @@ from report import run
 from stackax import ScanCheckpointPolicy
 from stackax._policy.names import names_unchecked
 from stackax.memory import Plan, _plan, explain, plan
+from stackax.memory._bytes import bytes_of
 from stackax.memory._choices import slots_to_try
 from stackax.memory._cost import step_cost
 from stackax.memory._measure import compiled_bytes
-from stackax.memory._program import as_call, as_step, nbytes, trace
+from stackax.memory._program import as_call, as_step, trace
 
 BUDGETS = 20
 # Passes of XLA decide the bytes, and LLVM decides most of the time.
@@ -50,7 +51,7 @@ class Choice:
         self.policy = policy
         self.recomputed_flops = step_cost(program).recomputed_flops
         returned = program.step.jaxpr
-        self.floor_bytes = sum(nbytes(x.aval) for x in (*kept, *given, *returned.outvars))
+        self.floor_bytes = sum(bytes_of(x.aval) for x in (*kept, *given, *returned.outvars))
 
 
 class Enumeration:
@@ -80,7 +81,8 @@ class Enumeration:
         def kept(name: str) -> bool:
             policy = ScanCheckpointPolicy(save_block_internals=[name])
             report = explain(*self.problem, argnums=0, remat=policy)
-            return any(residual.name == name for residual in report.residuals)
+            # Of a carry, every policy keeps the value anyway.
+            return any(r.name == name and r.kind == "computed" for r in report.residuals)
 
         return [n for n in sorted(explain(*self.problem, argnums=0).names) if kept(n)]
 

@@ -10,13 +10,11 @@ nested_step_over_simple     nested=True over simple remat
 slots_compile_over_simple   tracing and compiling slots=12 over simple remat
 """
 
-import statistics
-import time
-
 import jax
 from blocks import Transformer
 from report import run
-from steps import lax_step, lowered, median_ratio, stackax_step
+from steps import lax_step, median_ratio, stackax_step, with_shapes
+from turns import compile_seconds
 
 from stackax import ScanCheckpointPolicy
 
@@ -41,16 +39,11 @@ def measure() -> dict[str, float]:
     }
 
 
-def compile_ratio(ours: tuple, peer: tuple, rounds: int = 3) -> float:
-    """The time to trace and compile one step over that of another: in turn, medians divided."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for step, seconds in zip((ours, peer), times, strict=True):
-            jax.clear_caches()
-            start = time.perf_counter()
-            lowered(Transformer, *step).compile()
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(times[0]) / statistics.median(times[1])
+def compile_ratio(ours: tuple, peer: tuple) -> float:
+    """The time to trace and compile one step over that of another."""
+    steps = {"ours": with_shapes(Transformer, *ours), "peer": with_shapes(Transformer, *peer)}
+    seconds = compile_seconds(steps)
+    return seconds["ours"] / seconds["peer"]
 
 
 if __name__ == "__main__":

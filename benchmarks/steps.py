@@ -1,14 +1,13 @@
 """Training steps of a stack, ours and the peers', and how their cost is read."""
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import haliax as hax
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from turns import median_seconds
 
 import stackax
 
@@ -53,13 +52,13 @@ def lax_step(block: type, layers: int, *, remat: bool) -> tuple[Callable, Callab
 
 def compiled(block: type, step: Callable, make: Callable) -> jax.stages.Compiled:
     """The step, compiled for shapes alone: nothing is allocated."""
-    return lowered(block, step, make).compile()
+    step, *shapes = with_shapes(block, step, make)
+    return jax.jit(step).lower(*shapes).compile()
 
 
-def lowered(block: type, step: Callable, make: Callable) -> jax.stages.Lowered:
-    """The step, traced and lowered for shapes alone."""
-    stack = jax.eval_shape(make, jr.key(0))
-    return jax.jit(step).lower(stack, _carry(block))
+def with_shapes(block: type, step: Callable, make: Callable) -> tuple:
+    """The step, and its arguments as shapes."""
+    return step, jax.eval_shape(make, jr.key(0)), _carry(block)
 
 
 def temp_bytes(block: type, step: Callable, make: Callable) -> int:
@@ -76,14 +75,9 @@ def median_ratio(block: type, ours: tuple, peer: tuple, rounds: int) -> float:
         peer: Likewise.
         rounds: How often each is run.
     """
-    runs = [_runner(block, *pair) for pair in (ours, peer)]
-    times: Sequence[list[float]] = ([], [])
-    for _ in range(rounds):
-        for run, seconds in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(times[0]) / statistics.median(times[1])
+    runs = {"ours": _runner(block, *ours), "peer": _runner(block, *peer)}
+    seconds = median_seconds(runs, rounds)
+    return seconds["ours"] / seconds["peer"]
 
 
 def _runner(block: type, step: Callable, make: Callable) -> Callable[[], object]:
@@ -95,7 +89,6 @@ def _runner(block: type, step: Callable, make: Callable) -> Callable[[], object]
 
     # Drawn by NumPy: to compile JAX's draws takes longer than to compile the step.
     stack, x = jax.tree.map(filled, (jax.eval_shape(make, jr.key(0)), _carry(block)))
-    jax.block_until_ready(run(stack, x))
     return lambda: run(stack, x)
 
 

@@ -66,6 +66,11 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Whether an equation of a program belongs to its backward pass."""
+    return "transpose(" in name_stack(eqn)
+
+
 def user_frames(eqn: JaxprEqn) -> Iterator[tuple[str, int, str]]:
     """File, line and function of the calls that an equation comes from, the inmost first."""
     for frame in _source_info.user_frames(eqn.source_info.traceback):

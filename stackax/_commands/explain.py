@@ -7,7 +7,7 @@ from ..memory import explain
 from ..plot import plot_residuals
 from .notes import notes
 from .options import Parser, as_typed, policy_name
-from .pictures import picture_file, save_picture
+from .pictures import add_output, save_picture
 from .sizes import OPTIONS, add_sizes, described, loss, stack_and_input
 
 
@@ -37,13 +37,7 @@ def add_explain(commands: Any) -> None:
         type=policy_name,
         metavar="POLICY",
     )
-    group.add_argument("--json", action="store_true", help="print one JSON object instead")
-    group.add_argument(
-        "--plot",
-        help="draw what is kept, by name, into a file such as kept.pdf",
-        type=picture_file,
-        metavar="FILE",
-    )
+    add_output(parser, "what is kept, by name, into a file such as kept.pdf")
 
 
 def run(typed: dict[str, Any], parser: Parser) -> int:

@@ -1,14 +1,26 @@
-"""Pictures that a command writes into a file."""
+"""What a command writes beside or instead of its table: pictures in files, and JSON."""
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..plot._figure import new_figure
 from .options import Parser
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def add_output(parser: Any, drawn: str) -> None:
+    """Adds --json and --plot to a command.
+
+    Args:
+        parser: The command's parser.
+        drawn: What --plot draws, and into what.
+    """
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object instead")
+    group.add_argument("--plot", help=f"draw {drawn}", type=picture_file, metavar="FILE")
 
 
 def picture_file(typed: str) -> str:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._stack.stacked import Stacked
 from ..transformer import GatedMlp, TransformerBlock, TransformerConfig
+from ..transformer._norm import rms_norm
 from .options import whole
 
 DEFAULTS = {
@@ -36,8 +37,7 @@ class MlpBlock(eqx.Module):
     @staticmethod
     def init(config: TransformerConfig, *, key: PRNGKeyArray) -> "MlpBlock":
         """Draws the weights of one layer."""
-        norm = hax.nn.RmsNorm.init(config.Embed, use_bias=False)
-        return MlpBlock(norm, GatedMlp.init(config, key=key))
+        return MlpBlock(rms_norm(config), GatedMlp.init(config, key=key))
 
     def __call__(self, x: NamedArray) -> NamedArray:
         return x + self.mlp(self.norm(x))

@@ -13,7 +13,7 @@ from ..memory._show import as_text, show_flops, table
 from ..plot import plot_front, plot_tradeoffs
 from .notes import notes
 from .options import Parser, as_typed, policy_name, size_in_bytes
-from .pictures import picture_file, save_picture
+from .pictures import add_output, save_picture
 from .rows import Row, rows_of
 from .sizes import OPTIONS, add_sizes, described, loss, stack_and_input
 
@@ -49,14 +49,7 @@ def add_tradeoffs(commands: Any) -> None:
     add_sizes(parser)
     _add_rows(parser.add_argument_group("rows"))
     _add_budget(parser.add_argument_group("budget"))
-    group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object instead")
-    group.add_argument(
-        "--plot",
-        help="draw the rows, or the plan, into a file such as tradeoffs.pdf",
-        type=picture_file,
-        metavar="FILE",
-    )
+    add_output(parser, "the rows, or the plan, into a file such as tradeoffs.pdf")
 
 
 def run(typed: dict[str, Any], parser: Parser) -> int:

@@ -11,7 +11,7 @@ import jax
 from haliax import Axis
 
 from .. import _jax
-from .._policy.names import check_names, find_names, names_are_checked
+from .._policy.names import check_names, find_names, has_names_to_check
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
 from ..stream._stream import Stream
 from .plain import run_plain
@@ -333,6 +333,6 @@ def _check_names(
     policy: ScanCheckpointPolicy,
     streaming: Streaming | None,
 ) -> None:
-    if policy.has_names and layers.size > 0 and names_are_checked():
+    if has_names_to_check(policy) and layers.size > 0:
         args = (step.init, slices_of(arguments.per_layer, streaming), arguments.shared)
         check_names(policy, [find_names(step, args, policy)], layers.name)

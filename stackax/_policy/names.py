@@ -103,9 +103,9 @@ def names_unchecked() -> Iterator[None]:
         _UNCHECKED.reset(token)
 
 
-def names_are_checked() -> bool:
-    """Whether a loop is to check the names of its policy."""
-    return not _UNCHECKED.get()
+def has_names_to_check(policy: ScanCheckpointPolicy) -> bool:
+    """Whether a loop has to find its block's names, to compare the policy's with them."""
+    return policy.has_names and not _UNCHECKED.get()
 
 
 def check_names(policy: ScanCheckpointPolicy, seen: Iterable[NamesSeen], axis_name: str) -> None:

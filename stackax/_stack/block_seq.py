@@ -17,7 +17,7 @@ from .._loop.slicing import Arguments, Slicer, is_array
 from .._loop.step import Step
 from .._loop.unrolled import run_unrolled
 from .._loop.vectorised import check_alike, stack_trees
-from .._policy.names import check_names, find_names
+from .._policy.names import check_names, find_names, has_names_to_check
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
 from ..stream._stream import Stream
 from . import base, state_dicts
@@ -268,7 +268,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
     def _check_names(
         self, step: Step, call: PerBlock, arguments: Arguments, policy: ScanCheckpointPolicy
     ) -> None:
-        if not policy.has_names:
+        if not has_names_to_check(policy):
             return
         seen = []
         for i, block in enumerate(self.blocks):

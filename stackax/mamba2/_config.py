@@ -6,6 +6,7 @@ import math
 from haliax import Axis
 
 from .._axes import EMBED, LAYERS, POSITION, VOCAB
+from .._sizes import check_positive, check_size
 
 _SIZES = ("layers", "width", "vocab_size", "seq_len", "head_dim", "state", "groups", "conv_width")
 _SIZES_OR_NONE = ("heads", "vocab_rows", "chunk_size", "chunks_per_block")
@@ -92,10 +93,10 @@ class Mamba2Config:
 
     def __post_init__(self):
         for name in _SIZES:
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name in _SIZES_OR_NONE:
             if getattr(self, name) is not None:
-                _check_size(name, getattr(self, name))
+                check_size(name, getattr(self, name))
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {allowed}")
@@ -180,13 +181,6 @@ class Mamba2Config:
         return Axis("in_proj", self.Inner.size + self.ConvChannels.size + self.Heads.size)
 
 
-def _check_size(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}: give a whole number")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1: give {name}=1 or more")
-
-
 def _checked_range(name: str, bounds) -> tuple[float, float]:
     if isinstance(bounds, str) or len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise ValueError(f"{name}={bounds!r} must be two numbers, 0 <= low <= high")
@@ -194,13 +188,14 @@ def _checked_range(name: str, bounds) -> tuple[float, float]:
 
 
 def _check_positives(config: Mamba2Config) -> None:
-    positives = {"norm_eps": config.norm_eps, "dt_floor": config.dt_floor}
+    check_positive("norm_eps", config.norm_eps)
+    check_positive("dt_floor", config.dt_floor)
     for name in ("A_range", "dt_range"):
-        low, high = getattr(config, name)
-        positives |= {f"the low end of {name}": low, f"the high end of {name}": high}
-    for name, value in positives.items():
-        if isinstance(value, str) or not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} is {value}, but must be a positive finite number")
+        for end, value in zip(("low", "high"), getattr(config, name), strict=True):
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"the {end} end of {name} is {value}, but must be a positive finite number"
+                )
 
 
 def _check_heads(config: Mamba2Config) -> None:

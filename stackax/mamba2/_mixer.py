@@ -11,12 +11,13 @@ from haliax import Axis, NamedArray
 from jaxtyping import Array, PRNGKeyArray
 
 from .._axes import POSITION, forbid_axes, require_axes
+from .._linear import project
 from .._policy.names import checkpoint_name
 from ._cache import Mamba2Cache
 from ._config import Mamba2Config
 from ._conv import causal_conv, causal_conv_step
 from ._gated_norm import gated_rms_norm
-from ._projection import draw_linear, project
+from ._projection import draw_linear
 from ._ssd import ssd, ssd_step
 
 

@@ -228,26 +228,23 @@ def _run_sequence(x, dt, log_decay, B, C, state, *, D, chunk_size, chunks_per_bl
     if D is not None:
         D = jnp.broadcast_to(_per_channel(D, state.dtype), (H, P)).reshape(G, R, P)
 
-    def in_blocks(array, *axes):
-        padding = blocks * per_block * size - T
-        array = jnp.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1))
-        return array.reshape(blocks, per_block, size, *axes, *array.shape[2:])
+    def in_blocks(array):
+        padding = [(0, blocks * per_block * size - T), (0, 0)]
+        return jnp.pad(array.reshape(T, -1), padding).reshape(blocks, per_block * size, -1)
 
-    chunks = Chunks(
-        in_blocks(x, G, R),
-        in_blocks(dt, G, R),
-        in_blocks(log_decay, G, R),
-        in_blocks(B, G),
-        in_blocks(C, G),
-    )
-    # The carry is the state, (G, R, P, N) in float32. It is all that is kept of a block.
+    def run_block(state, blocked):
+        x, dt, log_decay, B, C = (part.reshape(per_block, size, G, -1) for part in blocked)
+        chunks = Chunks(x.reshape(*x.shape[:3], R, P), dt, log_decay, B, C)
+        state, y = run_chunks(state, chunks, D)
+        return state, y.reshape(per_block * size, H * P)
+
+    # The carry is the state, (G, R, P, N) in float32: all that is kept of a block. Its inputs and
+    # outputs have no axes of one, for which XLA invents layouts, and copies (jax 0.10).
     body = checkpoint(
-        lambda state, chunks: run_chunks(state, chunks, D),
-        ScanCheckpointPolicy(),
-        carry_name="ssd_state",
-        prevent_cse=blocks == 1,
+        run_block, ScanCheckpointPolicy(), carry_name="ssd_state", prevent_cse=blocks == 1
     )
-    state, y = jax.lax.scan(body, state.reshape(G, R, *state.shape[1:]), chunks)
+    blocked = [in_blocks(part) for part in (x, dt, log_decay, B, C)]
+    state, y = jax.lax.scan(body, state.reshape(G, R, *state.shape[1:]), blocked)
     return y.reshape(-1, H, P)[:T], state.reshape(H, *state.shape[2:])
 
 

@@ -1,6 +1,8 @@
-"""Sizes in bytes as people write them."""
+"""Sizes in bytes: of values, and as people write them."""
 
+import math
 import re
+from typing import Any
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -49,3 +51,13 @@ def show_bytes(size: float) -> str:
         if abs(size) >= bytes_of_unit:
             return f"{size / bytes_of_unit:.1f} {unit.capitalize()}B"
     return f"{size:.0f} B"
+
+
+def bytes_of(aval: Any) -> int:
+    """The bytes of a value of type `aval`, or of anything with a shape and a dtype."""
+    return math.prod(getattr(aval, "shape", ())) * itemsize_of(aval)
+
+
+def itemsize_of(aval: Any) -> int:
+    """The bytes of one entry of a value of type `aval`; none of what is no array."""
+    return getattr(getattr(aval, "dtype", None), "itemsize", 0)

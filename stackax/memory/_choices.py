@@ -16,8 +16,9 @@ from jax.extend.core.primitives import name_p
 from .. import _jax
 from .._loop.schedule import fewest_slots
 from .._policy.policy import ScanCheckpointPolicy
+from ._bytes import bytes_of
 from ._cost import equation_flops
-from ._program import Program, nbytes
+from ._program import Program
 from ._walk import call_of, scan_of
 
 # 2 ** 12 walks take about a second; a block with more names keeps the rest out of the search.
@@ -80,7 +81,7 @@ def layers_of(program: Program) -> list[Layer]:
     layers = []
     for eqn in program.jaxpr.eqns:
         loop = scan_of(eqn)
-        if loop is None or "transpose(" in _jax.name_stack(eqn):
+        if loop is None or _jax.is_transposed(eqn):
             continue
         residuals = {x for x in program.residuals if not isinstance(x, Literal)}
         stacked = zip(eqn.outvars[loop.carries :], loop.body.outvars[loop.carries :], strict=True)
@@ -190,5 +191,5 @@ class _Builder:
 
     def _new(self, var: Any) -> int:
         number = len(self.layer.sizes)
-        self.layer.sizes[number] = nbytes(var.aval)
+        self.layer.sizes[number] = bytes_of(var.aval)
         return number

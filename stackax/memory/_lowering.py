@@ -13,7 +13,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal  # pyright: ig
 
 from .. import _jax
 from ._backend import left_operand_is_widened
-from ._operations import ELEMENTWISE, SLICE, WRITE, Graph, Loop, Op, bytes_of, itemsize_of
+from ._bytes import bytes_of, itemsize_of
+from ._operations import ELEMENTWISE, SLICE, WRITE, Graph, Loop, Op
 from ._prune import prune
 
 KINDS = {

@@ -116,13 +116,3 @@ class Loop:
         self.graph = graph
         self.invariants = invariants
         self.places: dict[int, int] = {}  # of the carry, after pruning
-
-
-def bytes_of(aval: Any) -> int:
-    """The bytes of a value of type `aval`."""
-    return math.prod(getattr(aval, "shape", ())) * itemsize_of(aval)
-
-
-def itemsize_of(aval: Any) -> int:
-    """The bytes of one entry of a value of type `aval`; none of what is no array."""
-    return getattr(getattr(aval, "dtype", None), "itemsize", 0)

@@ -36,10 +36,10 @@ from typing import Any, NamedTuple
 from .. import _jax
 from .._jax import ClosedJaxpr  # pyright: ignore
 from ._buffers import Buffer
+from ._bytes import bytes_of
 from ._heap import packed_bytes
 from ._liveness import Stretch, Walk
 from ._lowering import graph_of
-from ._operations import bytes_of
 
 
 class Moment(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import haliax as hax
 import jax
 import jax.numpy as jnp
-import numpy as np
 from haliax import Axis, NamedArray
 from jax.extend.core import Jaxpr
 
 from .. import _jax
 from .._policy.policy import RematSpec
 from .._stack.base import Container
+from ._bytes import bytes_of
 
 Stack = Container | hax.nn.Stacked | hax.nn.BlockSeq
 
@@ -41,7 +41,7 @@ class Argument(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return nbytes(self)
+        return bytes_of(self)
 
 
 class Program(NamedTuple):
@@ -251,15 +251,6 @@ def compile_step(call: Call, argnums: int | Sequence[int] | None, caller: str) -
     """The step, jitted without donation and compiled; the arguments are those of `as_step`."""
     step = as_step(call, argnums, caller)
     return jax.jit(step.value_and_gradients).lower(*step.shapes).compile()
-
-
-def nbytes(aval: Any) -> int:
-    """The bytes of anything with a shape and a dtype."""
-    size = int(np.prod(aval.shape, dtype=np.int64))
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        key = jax.ShapeDtypeStruct((), aval.dtype)
-        return size * nbytes(jax.eval_shape(jax.random.key_data, key))
-    return size * (0 if aval.dtype == jax.dtypes.float0 else aval.dtype.itemsize)
 
 
 def _check_arguments(call: Call, caller: str) -> None:

@@ -7,7 +7,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import name_p
 
 from .. import _jax
-from ._program import Program, nbytes
+from ._bytes import bytes_of
+from ._program import Program
 from ._source import source_of
 from ._walk import Loop, Reader, call_of, scan_of
 
@@ -216,7 +217,7 @@ class Tracker:
     def backward_reader(self, var: Any) -> JaxprEqn | None:
         """The first operation of the backward pass that reads a value of the program itself."""
         for eqn in self.reader.readers(self.top.jaxpr, var):
-            if "transpose(" in _jax.name_stack(eqn):
+            if _jax.is_transposed(eqn):
                 return self._inmost_reader(self.top.jaxpr, var, eqn)
         return None
 
@@ -246,7 +247,7 @@ def residuals_of(program: Program, tracker: Tracker | None = None) -> list[Resid
 
 def _residual(tracker: Tracker, var: Any) -> Residual:
     found = tracker.find(var)
-    total = nbytes(var.aval)
+    total = bytes_of(var.aval)
     argument = None if found.argument is None else tracker.program.arguments[found.argument]
     shape = tuple(var.aval.shape[len(found.layers) :])
     axes = argument.axes if argument is not None and found.kind == "argument" else None

@@ -12,9 +12,9 @@ from .. import _jax
 from .._loop.scopes import REMATTED
 from .._policy.policy import ScanCheckpointPolicy, did_you_mean
 from .._stack.base import Container
-from ._bytes import show_bytes
+from ._bytes import bytes_of, show_bytes
 from ._names import names_in
-from ._program import Call, Program, Stack, nbytes
+from ._program import Call, Program, Stack
 from ._residuals import CHECKPOINTS, Residual, Tracker, source_of_value
 from ._source import source_of
 from ._walk import Loop, equations, inner_jaxprs, scan_of
@@ -113,7 +113,7 @@ def _outputs_that_are_inputs(program: Program, tracker: Tracker) -> Iterator[Fin
     returned = {x for x in program.jaxpr.outvars if isinstance(x, Var)}
     for eqn in program.jaxpr.eqns:
         loop = scan_of(eqn)
-        if loop is None or "transpose(" in _jax.name_stack(eqn):
+        if loop is None or _jax.is_transposed(eqn):
             continue
         for place, var in enumerate(eqn.outvars[loop.carries :], loop.carries):
             is_read = var in returned or tracker.reader.readers(program.jaxpr, var)
@@ -123,7 +123,7 @@ def _outputs_that_are_inputs(program: Program, tracker: Tracker) -> Iterator[Fin
             path = program.arguments[found.argument].path if found.argument is not None else ""
             yield Finding(
                 "scan output that is its input",
-                nbytes(var.aval),
+                bytes_of(var.aval),
                 source_of_value(found),
                 f"the loop stacks a copy of {path or 'what it slices'}, which it returns as its "
                 f"output {place - loop.carries}",
@@ -208,10 +208,10 @@ def _nested_loops(program: Program) -> Iterator[Finding]:
     """
     for eqn in equations(program.jaxpr):
         outer = scan_of(eqn)
-        if outer is None or "transpose(" not in _jax.name_stack(eqn):
+        if outer is None or not _jax.is_transposed(eqn):
             continue
         for inner_eqn, inner in _rematted_scans(outer.body):
-            sizes = [nbytes(x.aval) for x in inner_eqn.invars]
+            sizes = [bytes_of(x.aval) for x in inner_eqn.invars]
             carry = sum(sizes[inner.consts : inner.consts + inner.carries])
             weights = sum(sizes[inner.consts + inner.carries :])
             saved = (outer.length * inner.length - outer.length - inner.length) * carry
@@ -244,7 +244,7 @@ def _remat_undone(program: Program) -> Iterator[Finding]:
         barrier = eqn.params.get("prevent_cse", True) and _jax.barrier_survives_compilation()
         if eqn.primitive.name in CHECKPOINTS and not barrier:
             again = [e for e in _jax.open_jaxpr(eqn.params["jaxpr"]).eqns if _is_again(e)]
-            size = sum(nbytes(x.aval) for e in again for x in e.outvars)
+            size = sum(bytes_of(x.aval) for e in again for x in e.outvars)
             yield Finding(
                 "remat undone",
                 size,

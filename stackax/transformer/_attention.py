@@ -7,10 +7,10 @@ from haliax import NamedArray
 from jaxtyping import PRNGKeyArray
 
 from .._axes import require_axes
+from .._linear import project
 from .._policy.names import checkpoint_name
 from ._attend import attend
 from ._config import TransformerConfig
-from ._projection import project
 from ._rotary import apply_rotary
 
 

@@ -6,6 +6,7 @@ import math
 from haliax import Axis
 
 from .._axes import EMBED, LAYERS, POSITION, VOCAB
+from .._sizes import check_positive, check_size
 
 MLP_MULTIPLE = 32
 
@@ -64,12 +65,12 @@ class TransformerConfig:
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "vocab_size", "seq_len"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name in ("kv_heads", "head_dim", "mlp_width"):
             if getattr(self, name) is not None:
-                _check_size(name, getattr(self, name))
+                check_size(name, getattr(self, name))
         for name in ("rope_theta", "norm_eps"):
-            _check_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         _check_heads(self)
 
     @property
@@ -115,18 +116,6 @@ class TransformerConfig:
     def Vocab(self) -> Axis:
         """Token values."""
         return Axis(VOCAB, self.vocab_size)
-
-
-def _check_size(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}: give a whole number")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1: give {name}=1 or more")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, str) or not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}={value} must be a positive finite number")
 
 
 def _check_heads(config: TransformerConfig) -> None:

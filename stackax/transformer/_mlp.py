@@ -7,9 +7,9 @@ from haliax import NamedArray
 from jaxtyping import PRNGKeyArray
 
 from .._axes import require_axes
+from .._linear import project
 from .._policy.names import checkpoint_name
 from ._config import TransformerConfig
-from ._projection import project
 
 
 def swiglu(gate: NamedArray, up: NamedArray) -> NamedArray:

@@ -13,7 +13,7 @@ import pytest
 
 from stackax import ScanCheckpointPolicy, Stacked, checkpoint_name, stream
 from stackax.memory import explain
-from stackax.memory._program import nbytes
+from stackax.memory._bytes import bytes_of
 from tests import zoo
 
 LAYERS, ROWS, WIDTH = 5, 3, 4
@@ -33,7 +33,7 @@ def bytes_of_vjp(f, *args) -> int:
 
         return jax.vjp(run, arrays)[1]
 
-    return sum(nbytes(leaf) for leaf in jax.tree.leaves(jax.eval_shape(pullback, arrays)))
+    return sum(bytes_of(leaf) for leaf in jax.tree.leaves(jax.eval_shape(pullback, arrays)))
 
 
 def via(stack, x):

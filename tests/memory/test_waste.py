@@ -12,7 +12,7 @@ import pytest
 
 from stackax import BlockSeq, ScanCheckpointPolicy, Stacked, checkpoint_name
 from stackax.memory import explain
-from stackax.memory._program import nbytes
+from stackax.memory._bytes import bytes_of
 from tests.zoo import platform_warnings_ignored
 
 N, ROWS, WIDTH = 6, 8, 16
@@ -139,7 +139,7 @@ def without_barrier(step):
     return jax.checkpoint(step, prevent_cse=False)
 
 
-ALL_WEIGHTS = nbytes(WEIGHTS)
+ALL_WEIGHTS = bytes_of(WEIGHTS)
 
 # name: (what has the fault, its kind, its bytes, what hasn't)
 FAULTS = {
@@ -170,7 +170,7 @@ FAULTS = {
     "mask in the carry": (
         (carrying_mask, WEIGHTS, X, SHARED),
         "same value kept for every layer",
-        N * nbytes(SHARED),
+        N * bytes_of(SHARED),
         scan(with_mask, remat=jax.checkpoint),
     ),
     "weights returned": (
@@ -182,7 +182,7 @@ FAULTS = {
     "large value": (
         scan(attention_like),
         "large value without a name",
-        N * 16 * nbytes(X),
+        N * 16 * bytes_of(X),
         scan(named_attention_like, remat=saving("scores")),
     ),
     "nested by hand, heavy weights": (

@@ -4,7 +4,7 @@ import haliax as hax
 from haliax import NamedArray
 from haliax.axis import axis_spec_to_tuple
 
-from .._axes import forbid_axes, require_axes
+from ._axes import forbid_axes, require_axes
 
 
 def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
@@ -16,7 +16,7 @@ def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
     as there onto the weights, of which a backward pass without remat would then keep a copy.
 
     Args:
-        linear: The layer, from axes `linear.In` to axes `linear.Out`, without a bias.
+        linear: The layer, from axes `linear.In` to axes `linear.Out`.
         x: An array with the axes `linear.In` and any others but those of `linear.Out`.
 
     Returns:
@@ -30,7 +30,7 @@ def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
         >>> import haliax as hax
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from stackax.transformer._projection import project
+        >>> from stackax._linear import project
         >>> In, Out = hax.make_axes(embed=8, mlp=16)
         >>> linear = hax.nn.Linear.init(In, Out, use_bias=False, key=jax.random.key(0))
         >>> project(linear, hax.ones({"position": 3, "embed": 8}, dtype=jnp.bfloat16)).dtype
@@ -40,4 +40,7 @@ def project(linear: hax.nn.Linear, x: NamedArray) -> NamedArray:
     forbid_axes("x", x, *axis_spec_to_tuple(linear.Out))
     weight, scale = linear.weight.astype(x.dtype), linear.reparam.active_scale
     product = x.dot(weight, axis=linear.In, dot_general=linear.dot_general)
-    return hax.auto_sharded(product if scale == 1 else product * scale)
+    product = product if scale == 1 else product * scale
+    if linear.bias is not None:
+        product = product + linear.bias.astype(x.dtype)
+    return hax.auto_sharded(product)
