@@ -35,7 +35,7 @@ def test_equal_sizes_are_equal_configs_also_by_way_of_json():
         (dict(dt_limit=(1.0, 0.5)), r"dt_limit=\(1.0, 0.5\) must be two numbers"),
         (dict(dt_range=(0.0, 0.1)), "the low end of dt_range is 0.0"),
         (dict(A_range=(1.0, math.inf)), "the high end of A_range is inf"),
-        (dict(norm_eps=0.0), "norm_eps is 0.0, but must be a positive"),
+        (dict(norm_eps=0.0), "norm_eps=0.0 must be a positive finite number"),
         (dict(skip="none"), "skip='none' must be one of"),
         (dict(residual_dtype="bfloat16"), "residual_dtype='bfloat16' must be one of"),
         (dict(chunk_size=0), "chunk_size=0 must be at least 1"),
