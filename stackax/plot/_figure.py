@@ -56,10 +56,10 @@ def octaves(axes: "Axes", sizes: Iterable[float]) -> None:
     axes.minorticks_off()
 
 
-def legend_above(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
+def legend_above(figure: "Figure", *axes: "Axes", columns: int = 3) -> None:
     """Tells apart what has labels, each once, where there is more than one."""
-    handles, labels = axes.get_legend_handles_labels()
-    kinds = dict(zip(labels, handles, strict=True))
+    found = [each.get_legend_handles_labels() for each in axes]
+    kinds = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
     if len(kinds) > 1:
         figure.legend(
             kinds.values(),
@@ -74,12 +74,13 @@ def legend_above(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
         )
 
 
-def new_figure(height_inches: float, panels: int = 1) -> "tuple[Figure, list[Axes]]":
+def new_figure(height_inches: float, panels: int = 1, rows: int = 1) -> "tuple[Figure, list[Axes]]":
     """An empty figure, one column wide, that belongs to no window.
 
     Args:
         height_inches: Its height.
         panels: The number of axes beside each other, which share what is on the vertical one.
+        rows: The number of axes on top of each other, which share what is on the horizontal one.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -89,7 +90,7 @@ def new_figure(height_inches: float, panels: int = 1) -> "tuple[Figure, list[Axe
     except ImportError as error:
         raise ImportError("stackax.plot needs matplotlib: pip install 'stackax[plot]'") from error
     figure = Figure(figsize=(COLUMN_INCHES, height_inches), dpi=200, layout="constrained")
-    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    axes = figure.subplots(rows, panels, sharex="col", sharey="row", squeeze=False).ravel()
     for each in axes:
         _strip(each)
     return figure, list(axes)
