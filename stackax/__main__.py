@@ -3,7 +3,7 @@
 import sys
 
 from ._commands.explain import add_explain
-from ._commands.options import Parser
+from ._commands.options import Help, Parser
 from ._commands.tradeoffs import add_tradeoffs
 from ._commands.train import add_train
 
@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(
         prog="python -m stackax",
         description="Deep stacks of layers for JAX. Each command has a --help of its own.",
+        formatter_class=Help,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add_command in (add_explain, add_tradeoffs, add_train):

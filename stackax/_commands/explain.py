@@ -6,7 +6,7 @@ from typing import Any
 from ..memory import explain
 from ..plot import plot_residuals
 from .notes import notes
-from .options import Parser, as_typed, policy_name
+from .options import POLICIES, Parser, as_typed, policy_name
 from .pictures import add_output, save_picture
 from .sizes import OPTIONS, add_sizes, described, loss, stack_and_input
 
@@ -19,7 +19,7 @@ def add_explain(commands: Any) -> None:
     """
     parser = commands.add_parser(
         "explain",
-        help="print what the backward pass of a stack keeps, and what a step needs",
+        help="print what the backward pass keeps, and what a step needs",
         description=(
             "Prints the memory bill of one training step, the value and the gradients, of a stack "
             "of blocks: every value that the backward pass keeps, the estimated peak, and what is "
@@ -28,12 +28,11 @@ def add_explain(commands: Any) -> None:
     )
     parser.set_defaults(run=lambda typed: run(typed, parser))
     add_sizes(parser)
-    group = parser.add_argument_group("report")
+    group = parser.add_argument_group("policy")
     group.add_argument(
         "--remat",
         default="none",
-        help="what the backward pass keeps of each layer: none, full, nested, offload, save_all, "
-        "slots=K, or a preset such as minimal or save_qkv_proj (default: none)",
+        help=f"what the backward pass keeps: {POLICIES} (default: none)",
         type=policy_name,
         metavar="POLICY",
     )

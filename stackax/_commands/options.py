@@ -7,7 +7,22 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from .._policy.policy import ScanCheckpointPolicy
+from .._policy.presets import PRESETS
 from ..memory import parse_bytes
+
+POLICIES = (
+    "none or save_all (keep everything), full (each layer's input), slots=K or nested (some of "
+    "these inputs), offload (these inputs, in the host's memory), or a preset, which keeps values "
+    f"by their names: {', '.join(PRESETS)}"
+)
+
+
+class Help(argparse.HelpFormatter):
+    """Help in which the name of a command stands in one line with its description."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = 13  # argparse forgets that commands are indented
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,6 +28,7 @@ class Row(NamedTuple):
         estimated_temp_bytes: Temporary memory, from the trace.
         compiled_temp_bytes: The compiler's figure.
         forward_evaluations: How often the forward pass's operations run.
+        flops: Operations of the step.
         recomputed_flops: Operations that the backward pass repeats.
         compile_seconds: Time to trace and compile.
         seconds: Median time of a step; None where it was not run.
@@ -40,6 +41,7 @@ class Row(NamedTuple):
     estimated_temp_bytes: int
     compiled_temp_bytes: int
     forward_evaluations: float
+    flops: float
     recomputed_flops: float
     compile_seconds: float
     seconds: float | None = None
@@ -86,6 +88,7 @@ def _row(policy: str, report: Report, step: Any, compile_seconds: float) -> Row:
         estimated_temp_bytes=report.peak.temp_bytes,
         compiled_temp_bytes=compiled_bytes(step)["temp_bytes"],
         forward_evaluations=report.forward_evaluations,
+        flops=report.flops,
         recomputed_flops=report.recomputed_flops,
         compile_seconds=compile_seconds,
     )

@@ -12,7 +12,7 @@ from ..memory import plan, show_bytes
 from ..memory._show import as_text, show_flops, table
 from ..plot import plot_front, plot_tradeoffs
 from .notes import notes
-from .options import Parser, as_typed, policy_name, size_in_bytes
+from .options import POLICIES, Parser, as_typed, policy_name, size_in_bytes
 from .pictures import add_output, save_picture
 from .rows import Row, rows_of
 from .sizes import OPTIONS, add_sizes, described, loss, stack_and_input
@@ -70,8 +70,7 @@ def _add_rows(group: Any) -> None:
     group.add_argument(
         "--policies",
         nargs="+",
-        help="the rows: none, full, nested, offload, save_all, slots=K, or presets such as "
-        "minimal or save_qkv_proj (default: one or more of each kind)",
+        help=f"one row each: {POLICIES} (default: one or more of each kind)",
         type=policy_name,
         metavar="POLICY",
     )

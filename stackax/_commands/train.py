@@ -38,7 +38,7 @@ from ..lm import (
 )
 from ..memory import explain, show_bytes
 from ..transformer import TransformerConfig
-from .options import Parser, as_typed, policy_name, positive, whole
+from .options import POLICIES, Parser, as_typed, policy_name, positive, whole
 
 # Without an option, a run takes one to two minutes on two cores. There, recomputing each layer is
 # faster than keeping its internals: memory is what a small step waits for.
@@ -143,8 +143,7 @@ def _add_sizes(group) -> None:
     add("--dtype", "what the blocks compute in", choices=("float32", "bfloat16"))
     add(
         "--remat",
-        "what the backward pass keeps of each layer: none, full, nested, offload, save_all, "
-        "slots=K, or a preset such as minimal or save_qkv_proj",
+        f"what the backward pass keeps: {POLICIES}",
         type=policy_name,
         metavar="POLICY",
     )
@@ -170,12 +169,12 @@ def _add_run(group) -> None:
         metavar="N",
     )
     add("--sample-tokens", "bytes to write at the end", type=whole(0), metavar="N")
-    add("--checkpoint", "folder that the run is saved in", metavar="DIR")
+    add("--checkpoint", "folder to save in", metavar="DIR")
     add("--save-every", "steps from one save to the next", type=whole(1), metavar="N")
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run saved in the folder, with its options where none is typed",
+        help="go on with the run that the folder holds, and with its options where none is typed",
     )
 
 
