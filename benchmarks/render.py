@@ -1,4 +1,6 @@
-"""Renders benchmarks/results into the tables of docs/benchmarks.md: `python benchmarks/render.py`.
+"""Renders benchmarks/results into the tables of docs/: `python benchmarks/render.py`.
+
+docs/benchmarks.md has every figure, docs/choosing_a_policy.md those of the policies, one a row.
 
 What a figure means comes from its script's docstring, so a figure that a script no longer has, or
 has no word for, is an error here. Whether more of it is better stands in `BETTER`.
@@ -8,13 +10,14 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+POLICIES_PAGE = ROOT / "docs" / "choosing_a_policy.md"
 BEGIN, END = "<!-- made by benchmarks/render.py -->", "<!-- end of what it made -->"
 
 # For each script, in the page's order: which figures are better when they are higher, lower, or
@@ -35,6 +38,7 @@ BETTER: Mapping[str, Mapping[str, str]] = {
             "slots64_step_over_simple nested_step_over_simple slots_compile_over_simple"
         ),
     },
+    # Each has its price, so that none is better than another.
     "policies": {},
     "estimate_accuracy": {
         "higher": "within_10_percent in_band held_out_within_10_percent held_out_in_band",
@@ -79,26 +83,51 @@ BETTER: Mapping[str, Mapping[str, str]] = {
 
 
 def main() -> None:
-    """Writes the page; with --check only says whether it is up to date."""
-    old = PAGE.read_text(encoding="utf-8")
-    new = rendered(old)
-    if "--check" in sys.argv:
-        sys.exit(0 if new == old else f"{PAGE} is not what benchmarks/results renders to")
-    PAGE.write_text(new, encoding="utf-8")
+    """Writes the pages; with --check only says whether they are up to date."""
+    for page in (PAGE, POLICIES_PAGE):
+        old = page.read_text(encoding="utf-8")
+        new = rendered(old, policies_table if page == POLICIES_PAGE else tables)
+        if "--check" not in sys.argv:
+            page.write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page} is not what benchmarks/results renders to")
 
 
-def rendered(page: str) -> str:
+def rendered(page: str, make: Callable[[], str] | None = None) -> str:
     """The page, with what is between the two marks made anew.
 
     Args:
         page: Its text.
+        make: What makes it; `tables` if not given.
 
     Returns:
         Its text as it should be.
     """
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{(make or tables)()}\n\n{END}{after}"
+
+
+def policies_table() -> str:
+    """The newest result of policies.py, a row for each policy."""
+    result = read_results()["policies"][-1]
+    figures = result["figures"]
+    policies = [key.removeprefix("kept_bytes_") for key in figures if key.startswith("kept_bytes_")]
+    rows = [
+        "| `remat=` | kept | temporary memory | forward passes | repeated | time |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for policy in policies:
+        kept, temp = (figures[f"{kind}_bytes_{policy}"] / 2**20 for kind in ("kept", "temp"))
+        passes, share, seconds = (
+            figures[f"{kind}_{policy}"]
+            for kind in ("forward_evaluations", "recomputed_share", "relative_time")
+        )
+        rows.append(
+            f'| `"{policy}"` | {kept:.1f} MiB | {temp:.1f} MiB | {passes:.2f} | {share:.0%} '
+            f"| {seconds:.2f} |"
+        )
+    return "\n".join([*rows, "", f"Made by `{result['command']}`:", "", _about(result)])
 
 
 def tables() -> str:
@@ -140,7 +169,8 @@ def section(script: str, results: Sequence[Mapping[str, Any]]) -> str:
     title, prose, meanings = read_docstring(script)
     keys = list(dict.fromkeys(key for result in results for key in result["figures"]))
     for key in meanings:
-        if not key.endswith("...") and key not in keys:
+        has_figure = any(k == key or k.startswith(f"{key}_") for k in keys)
+        if not key.endswith("...") and not has_figure:
             raise ValueError(f"{script}.py tells of {key}, but no result has it: run it again")
     heads = [f"jax {_release(result)}" for result in results]
     rows = ["| figure | meaning | better | " + " | ".join(heads) + " |"]
