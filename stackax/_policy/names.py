@@ -26,7 +26,8 @@ def checkpoint_name(x: T, name: str) -> T:
     later operations read (the input of a nonlinearity, the output of a projection).
 
     Args:
-        x: Any pytree; its arrays (those of NamedArrays included) are named, the rest passes.
+        x: Any pytree; its arrays (those of NamedArrays included), of any shape, are named, the rest
+            passes.
         name: The name, the same for all of them.
 
     Returns:

@@ -26,7 +26,7 @@ def save_checkpoint(directory: str | os.PathLike, tree: Any, about: dict[str, An
 
     Args:
         directory: Where `checkpoint.safetensors` goes; it is made where it does not exist.
-        tree: The pytree. Its arrays are saved, the rest is up to whoever loads it.
+        tree: The pytree. Its arrays, of any shape, are saved, the rest is up to whoever loads it.
         about: What `read_about` shall tell, anything that JSON can hold.
 
     Example:
@@ -84,10 +84,11 @@ def load_checkpoint(directory: str | os.PathLike, like: T) -> T:
 
     Args:
         directory: Where the checkpoint is.
-        like: A pytree of the structure that was saved, with arrays or `jax.ShapeDtypeStruct`s.
+        like: A pytree of the structure, shapes and dtypes that were saved, of arrays or
+            `jax.ShapeDtypeStruct`s.
 
     Returns:
-        The pytree, with saved arrays for those of `like`.
+        The pytree, with saved arrays for those of `like`, of their shapes and dtypes.
 
     Raises:
         FileNotFoundError: if `directory` holds no checkpoint.

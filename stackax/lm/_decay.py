@@ -23,7 +23,7 @@ def weight_decay_mask(weights: Any) -> Any:
             is a vector in a layer is one in a stack of them.
 
     Returns:
-        The pytree with a bool for each NamedArray.
+        The pytree with a bool for each NamedArray, whatever its axes.
 
     Raises:
         TypeError: if a leaf is no NamedArray, of which it cannot be told what its axes are.

@@ -31,6 +31,14 @@ class Decoder(eqx.Module):
     is None.
 
     A Mamba-2 also reads a text piece by piece: `init_cache`, then `prefill` and `step`.
+
+    Attributes:
+        embedding: The table of `Vocab` (with padding, `VocabRows`) and `Embed`.
+        stack: The layers, their arrays with `Layers` first.
+        norm: The norm behind the last layer, over `Embed`.
+        head: From `Embed` to `Vocab`; None where the embedding's table makes the logits.
+        config: The sizes.
+        dtype: What the blocks compute in.
     """
 
     embedding: hax.nn.Embedding
@@ -99,13 +107,15 @@ class Decoder(eqx.Module):
             tokens: Integers below the size of `Vocab`, with an axis "position" of any size and
                 any batch axes.
             positions: Of a transformer only: the position of each entry for the rotary
-                embedding. None means 0, 1, ...
+                embedding, with the axis "position" and, where sequences differ, batch axes. None
+                means 0, 1, ...
             mask: Of a Mamba-2 only: True at real tokens, which are next to each other; False at
                 padding on either side of them, where the logits mean nothing. With the axis
                 "position" and, where sequences differ, batch axes. None means all are real. (A
                 transformer never sees padding at the end.)
             segment_ids: Of a Mamba-2 only: integers, the document of each token where several are
-                packed into a sequence. No token sees another document. None means one document.
+                packed into a sequence; axes as those of `mask`. No token sees another document.
+                None means one document.
 
         Returns:
             Logits in float32, with the axes of `tokens`, then `Vocab`.

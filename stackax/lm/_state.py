@@ -19,7 +19,13 @@ from ._family import ModelConfig, config_of_family, family_of
 
 
 class TrainState(eqx.Module):
-    """All that training changes: what a checkpoint holds."""
+    """All that training changes: what a checkpoint holds.
+
+    Attributes:
+        decoder: The model.
+        optimizer_state: That of optax, its arrays with the axes of the weights that they are for.
+        step: The number of steps that were taken, an int32 scalar.
+    """
 
     decoder: Decoder
     optimizer_state: optax.OptState

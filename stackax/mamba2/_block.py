@@ -21,6 +21,11 @@ class Mamba2Block(eqx.Module):
     can follow each other.
 
     Named for checkpoint policies, beside the names of `Mamba2Mixer`: `decoder_layer_input`.
+
+    Attributes:
+        norm: The norm, over `Embed`.
+        mixer: What happens between norm and residual stream.
+        dtype: What the mixer computes in; None means the dtype of the residual stream.
     """
 
     norm: RmsNorm

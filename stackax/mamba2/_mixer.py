@@ -36,6 +36,17 @@ class Mamba2Mixer(eqx.Module):
     Named for checkpoint policies: `in_proj` (the projection's output), `conv` (the
     convolution's), `ssd` (y), `gated_norm` and `out_proj`.
 
+    Attributes:
+        in_proj: From `Embed` to `InProj`.
+        conv_weight: The convolution's taps: `Tap`, `ConvChannels`.
+        conv_bias: Its bias: `ConvChannels`; or None.
+        dt_bias: What is added to \(dt\) before its softplus: `Heads`.
+        A_log: The logarithm of \(-A\): `Heads`.
+        D: The skip: `Heads`, and `HeadDim` where `config.skip` is "channel".
+        norm_weight: The factors of the gated norm: `Inner`.
+        out_proj: From `Inner` to `Embed`.
+        config: The sizes.
+
     References:
         Dao and Gu, Transformers are SSMs, https://arxiv.org/abs/2405.21060, section 7.
     """

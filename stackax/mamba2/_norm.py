@@ -13,6 +13,10 @@ class RmsNorm(eqx.Module):
     r"""A root-mean-square norm over `Embed`, \(x / \sqrt{\overline{x^2} + \epsilon} \cdot w\).
 
     It runs in float32, or in float64 where that is its input's dtype, and rounds once at the end.
+
+    Attributes:
+        weight: The factors \(w\): `Embed`.
+        eps: Added to the mean square under the root.
     """
 
     weight: NamedArray

@@ -35,6 +35,15 @@ class Report(JupyterMixin):
         recomputed_flops: Those that the backward pass does for the second time.
         has_unknown_loops: Whether the operations of a loop were counted once, because only data
             decides how often it runs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from stackax.memory import explain
+        >>> report = explain(lambda x: jnp.sin(x).sum(), jnp.ones(256))
+        >>> [(r.primitive, r.shape, r.bytes) for r in report.residuals]
+        [('cos', (256,), 1024)]
+        >>> report.kept_bytes, report.forward_evaluations
+        (1024, 1.0)
     """
 
     arguments: tuple[Argument, ...]

@@ -24,6 +24,14 @@ class Measurement(NamedTuple):
             backend keeps count; else None, as on CPU.
         compile_seconds: Time to trace and compile.
         seconds: The median time of a run; None where arguments are shapes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from stackax.memory import measure
+        >>> shape = jax.ShapeDtypeStruct((256,), jnp.float32)
+        >>> measured = measure(jax.grad(lambda x: jnp.sin(x).sum()), shape)
+        >>> measured.argument_bytes, measured.output_bytes, measured.seconds
+        (1024, 1024, None)
     """
 
     temp_bytes: int

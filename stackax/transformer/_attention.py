@@ -20,6 +20,13 @@ class Attention(eqx.Module):
     Named for checkpoint policies: `query_proj` and `key_proj` (after the rotary turn, where the
     backward pass of attention needs them), `value_proj`, `context` (what the heads read) and
     `out_proj`.
+
+    Attributes:
+        query_proj: From `Embed` to `Heads` and `HeadDim`.
+        key_proj: From `Embed` to `KVHeads` and `HeadDim`.
+        value_proj: From `Embed` to `KVHeads` and `HeadDim`.
+        out_proj: From `Heads` and `HeadDim` to `Embed`.
+        config: The sizes.
     """
 
     query_proj: hax.nn.Linear

@@ -22,6 +22,12 @@ class TransformerBlock(eqx.Module):
 
     Named for checkpoint policies, beside the names of `Attention` and `GatedMlp`:
     `decoder_layer_input`.
+
+    Attributes:
+        attention_norm: The norm before the attention, over `Embed`.
+        attention: The attention.
+        mlp_norm: The norm before the MLP, over `Embed`.
+        mlp: The MLP.
     """
 
     attention_norm: hax.nn.RmsNorm

@@ -46,6 +46,11 @@ class GatedMlp(eqx.Module):
 
     Named for checkpoint policies: `mlpwi_0` (the gate before its activation), `mlpwi_1` (what it
     gates) and `mlpwo` (the output).
+
+    Attributes:
+        gate_proj: From `Embed` to `Mlp`.
+        up_proj: From `Embed` to `Mlp`.
+        down_proj: From `Mlp` to `Embed`.
     """
 
     gate_proj: hax.nn.Linear
