@@ -23,5 +23,6 @@ from ._state import TrainState as TrainState
 from ._state import load_state as load_state
 from ._state import save_state as save_state
 from ._train import train as train
+from ._train import train_step as train_step
 from ._train import training_windows as training_windows
 from ._train import validation_loss as validation_loss

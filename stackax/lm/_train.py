@@ -52,8 +52,42 @@ def train(
         raise ValueError(f"vocab_size={model.vocab_size} must be at least 256 for a text of bytes")
     for step in range(int(state.step), training.steps):
         windows = training_windows(corpus, model.seq_len, training, step)
-        state, loss = _train_step(state, windows, training)
+        state, loss = train_step(state, windows, training)
         yield state, loss
+
+
+def train_step(
+    state: TrainState, windows: NamedArray, training: TrainingConfig
+) -> tuple[TrainState, Float[Array, ""]]:
+    """One step of `train`, for a loop of your own or to ask the compiler what it needs.
+
+    Args:
+        state: Where to go on from. Its buffers are reused: it can't be used afterwards.
+        windows: The sequences of the step, as `training_windows` draws them: integers with the
+            axes "batch" and "position", the latter one longer than what is predicted.
+        training: How to train, as it was when the state was made.
+
+    Returns:
+        The new state, and the loss of the step in nats per byte, before its update.
+
+    Raises:
+        TypeError: if `windows` is not a NamedArray of integers.
+        ValueError: if `windows` has no axis "position" of at least 2.
+
+    Example:
+        >>> from stackax.lm import TrainingConfig, TrainState, corpus_of
+        >>> from stackax.lm import train_step, training_windows
+        >>> from stackax.transformer import TransformerConfig
+        >>> model = TransformerConfig(layers=2, width=16, heads=2, vocab_size=256, seq_len=8)
+        >>> training = TrainingConfig(steps=20, batch=4, learning_rate=1e-2)
+        >>> state = TrainState.init(model, training)
+        >>> corpus = corpus_of([b"to be or not to be " * 9])
+        >>> windows = training_windows(corpus, model.seq_len, training, step=0)
+        >>> state, loss = train_step(state, windows, training)
+        >>> int(state.step)
+        1
+    """
+    return _train_step((windows, training), state)
 
 
 def validation_loss(decoder: Decoder, corpus: Corpus, *, windows: int = 64) -> float:
@@ -135,8 +169,12 @@ def _windows(text: np.ndarray, starts: np.ndarray, size: int) -> NamedArray:
 _loss = eqx.filter_jit(next_token_loss)
 
 
-@eqx.filter_jit(donate="all")
-def _train_step(state: TrainState, windows: NamedArray, training: TrainingConfig):
+# Donated is what comes after the first argument.
+@eqx.filter_jit(donate="all-except-first")
+def _train_step(
+    given: tuple[NamedArray, TrainingConfig], state: TrainState
+) -> tuple[TrainState, Float[Array, ""]]:
+    windows, training = given
     loss, gradient = eqx.filter_value_and_grad(next_token_loss)(state.decoder, windows)
     weights = eqx.filter(state.decoder, eqx.is_inexact_array)
     updates, optimizer_state = optimizer_of(training).update(

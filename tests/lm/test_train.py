@@ -17,6 +17,7 @@ from stackax.lm import (
     save_checkpoint,
     save_state,
     train,
+    train_step,
     training_windows,
     validation_loss,
 )
@@ -61,6 +62,16 @@ def test_training_that_was_saved_and_loaded_goes_on_bitwise(straight, fresh, tmp
     assert losses == straight[0][5:]
     for ours, theirs in zip(*map(jax.tree.leaves, (state, straight[1])), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_loop_of_steps_is_train_bitwise_and_leaves_its_windows_alone(straight, fresh):
+    state, losses = fresh, []
+    for step in range(TRAINING.steps):
+        windows = jax.device_put(training_windows(CORPUS, MODEL.seq_len, TRAINING, step))
+        before, (state, loss) = state, train_step(state, windows, TRAINING)
+        losses.append(float(loss))
+        assert before.step.is_deleted() and not windows.array.is_deleted()
+    assert losses == straight[0]
 
 
 def test_a_loaded_state_has_the_policy_that_was_asked_for(tmp_path, straight):
