@@ -119,9 +119,9 @@ class Enumeration:
 
     def plans(self, budgets: list[int]) -> list[Plan]:
         """Verified plans; what they trace and compile is shared between them."""
-        points = _plan.choices(as_call(self.problem.loss, self.problem[1:], "plan"), 0, None)
+        search = _plan.Search(as_call(self.problem.loss, self.problem[1:], "plan"), 0, None)
         with (
-            mock.patch.object(_plan, "choices", lambda *_: points),
+            mock.patch.object(_plan, "Search", lambda *_: search),
             mock.patch.object(_plan, "compile_step", self.compile_step),
         ):
             return [plan(*self.problem, argnums=0, budget_bytes=b, verify=True) for b in budgets]

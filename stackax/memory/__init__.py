@@ -7,5 +7,5 @@ from ._explain import explain as explain
 from ._measure import Measurement as Measurement
 from ._measure import measure as measure
 from ._plan import Plan as Plan
-from ._plan import Point as Point
 from ._plan import plan as plan
+from ._search import Point as Point

@@ -1,13 +1,14 @@
-"""Which policies are worth a closer look: of all subsets of a block's names, the few that no other
-beats in both bytes kept and operations repeated.
+"""What there is to choose from: the subsets of the names in a block, and numbers of slots.
 
 A policy that keeps the values K of a layer has its backward pass compute again whatever the
 derivatives read and K does not cut off. That is a walk over the layer's equations, which is made
-once for all layers and for each subset; only the subsets on the front are traced as programs.
+once for all layers and for each subset. What it can't tell is the working set of the backward
+pass: for that a subset has to be traced (`_search`).
 """
 
+import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, Literal
@@ -15,7 +16,6 @@ from jax.extend.core.primitives import name_p
 
 from .. import _jax
 from .._loop.schedule import fewest_slots
-from .._policy.policy import ScanCheckpointPolicy
 from ._bytes import bytes_of
 from ._cost import equation_flops
 from ._program import Program
@@ -23,8 +23,6 @@ from ._walk import call_of, scan_of
 
 # 2 ** 12 walks take about a second; a block with more names keeps the rest out of the search.
 _MOST_NAMES = 12
-# A choice that repeats hardly less than the one before it is not worth the bytes it keeps.
-_WORTHWHILE = 0.98
 
 
 class Operation(NamedTuple):
@@ -54,11 +52,11 @@ class Layer(NamedTuple):
     named: dict[str, list[int]]
     needed: list[int]
 
-    def keep(self, names: Sequence[str]) -> tuple[frozenset[str], int, float]:
+    def keep(self, names: Sequence[str]) -> tuple[dict[str, int], float]:
         """What keeping `names` comes to.
 
         Returns:
-            The names that have an effect, the bytes of all layers, and the operations repeated.
+            The bytes in all layers of each name that has an effect, and the operations repeated.
         """
         cut = {value: name for name in names for value in self.named.get(name, ())}
         kept: set[int] = set()
@@ -71,9 +69,25 @@ class Layer(NamedTuple):
             elif (operation := self.maker.get(value)) is not None and operation not in again:
                 again.add(operation)
                 pending += self.operations[operation].reads
-        size = sum(self.sizes[value] for value in kept)
+        size_of: collections.Counter[str] = collections.Counter()
+        for value in kept:
+            size_of[cut[value]] += self.length * self.sizes[value]
         flops = sum(self.operations[operation].flops for operation in again)
-        return frozenset(cut[value] for value in kept), self.length * size, self.length * flops
+        return dict(size_of), self.length * flops
+
+
+class Subset(NamedTuple):
+    """Names to keep, and what it comes to in all layers.
+
+    Attributes:
+        names: The names.
+        bytes: The bytes kept of each.
+        flops: The operations repeated.
+    """
+
+    names: tuple[str, ...]
+    bytes: dict[str, int]
+    flops: float
 
 
 def layers_of(program: Program) -> list[Layer]:
@@ -93,24 +107,21 @@ def layers_of(program: Program) -> list[Layer]:
     return [layer for layer in layers if layer.named]
 
 
-def names_to_keep(layers: list[Layer]) -> list[tuple[str, ...]]:
-    """The subsets of names on the front of bytes and operations, the fewest bytes first."""
+def subsets_of(layers: list[Layer]) -> list[Subset]:
+    """The subsets of the names of which each member saves operations; the empty one first."""
     names = list(dict.fromkeys(name for layer in layers for name in layer.named))
-    names = [name for name in names if any(layer.keep([name])[0] for layer in layers)]
+    names = [name for name in names if _keep(layers, [name])[0]]
     if len(names) > _MOST_NAMES:
         names = sorted(names, key=lambda name: -_gain(layers, name))[:_MOST_NAMES]
-    found: dict[frozenset[str], tuple[int, float]] = {}
+    found: dict[tuple[str, ...], Subset] = {}
     for count in range(len(names) + 1):
         for subset in itertools.combinations(names, count):
-            kept = [layer.keep(subset) for layer in layers]
-            effective = frozenset().union(*(each[0] for each in kept))
-            found[effective] = sum(each[1] for each in kept), sum(each[2] for each in kept)
-    front, least = [], float("inf")
-    for subset, (_, flops) in sorted(found.items(), key=lambda item: item[1]):
-        if flops < _WORTHWHILE * least or not front:
-            front.append(tuple(name for name in names if name in subset))
-            least = flops
-    return front
+            found[subset] = Subset(subset, *_keep(layers, subset))
+
+    def saves(subset: tuple[str, ...], at: int) -> bool:
+        return found[subset].flops < found[subset[:at] + subset[at + 1 :]].flops
+
+    return [found[s] for s in found if all(saves(s, at) for at in range(len(s)))]
 
 
 def slots_to_try(length: int) -> list[int]:
@@ -120,41 +131,21 @@ def slots_to_try(length: int) -> list[int]:
     return sorted(k for k in steps | {usual} if k < length)
 
 
-def policies_to_try(
-    layers: list[Layer], length: int, match_names: Any, offload: bool
-) -> Iterator[ScanCheckpointPolicy]:
-    """The policies that a plan chooses from.
-
-    Args:
-        layers: The loops, traced without remat.
-        length: The number of layers of the longest stack.
-        match_names: That of the policies.
-        offload: Whether values may be kept in the host's memory.
-    """
-    yield ScanCheckpointPolicy(disable=True)
-    subsets = names_to_keep(layers)
-    carries = (True, "offload") if offload else (True,)
-    for names, save_carries in itertools.product(subsets, carries):
-        if not names:
-            yield ScanCheckpointPolicy(simple=True, save_carries=save_carries)
-            continue
-        places = [(names, ()), ((), names)] if offload else [(names, ())]
-        for saved, offloaded in places:
-            yield ScanCheckpointPolicy(
-                save_carries=save_carries,
-                save_block_internals=saved or False,
-                offload_block_internals=offloaded,
-                match_names=match_names,
-            )
-    for slots, save_carries in itertools.product(slots_to_try(length), carries):
-        yield ScanCheckpointPolicy(slots=slots, save_carries=save_carries)
+def _keep(layers: list[Layer], names: Sequence[str]) -> tuple[dict[str, int], float]:
+    """The bytes that keeping `names` comes to, of those that have an effect, and the operations."""
+    kept: collections.Counter[str] = collections.Counter()
+    flops = 0.0
+    for layer in layers:
+        size_of, again = layer.keep(names)
+        kept.update(size_of)
+        flops += again
+    return dict(kept), flops
 
 
 def _gain(layers: list[Layer], name: str) -> float:
     """Operations that a name saves, for each byte that it keeps."""
-    size = sum(layer.keep([name])[1] for layer in layers)
-    saved = sum(layer.keep([])[2] - layer.keep([name])[2] for layer in layers)
-    return saved / max(1, size)
+    kept, flops = _keep(layers, [name])
+    return (_keep(layers, [])[1] - flops) / max(1, sum(kept.values()))
 
 
 class _Builder:

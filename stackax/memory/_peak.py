@@ -58,10 +58,10 @@ class Peak(NamedTuple):
     """What a program needs beside its arguments and outputs, and when.
 
     Attributes:
-        temp_bytes: The estimate of the compiler's `temp_size_in_bytes`.
+        temp_bytes: The estimate of the compiler's `temp_size_in_bytes`, without what is placed in
+            the host's memory.
         low_bytes, high_bytes: The band in which the compiler's figure is expected.
         argument_bytes, output_bytes: What goes in and comes out, in the device's memory.
-        host_bytes: Values placed in the host's memory, which `temp_bytes` does not count.
         timeline: Live temporary bytes in program order.
         working_bytes: What the most demanding loop body needs beyond what lives outside of it.
     """
@@ -71,7 +71,6 @@ class Peak(NamedTuple):
     high_bytes: int
     argument_bytes: int
     output_bytes: int
-    host_bytes: int
     timeline: tuple[Moment, ...]
     working_bytes: int
 
@@ -112,7 +111,6 @@ def estimate_peak(closed_jaxpr: ClosedJaxpr) -> Peak:
         high_bytes=int(1.1 * packed),
         argument_bytes=_on_device(jaxpr.invars),
         output_bytes=_on_device(jaxpr.outvars),
-        host_bytes=sum(b.size for b in walk.buffers if b.is_host),
         timeline=tuple(_timeline(walk.stretches, live)),
         working_bytes=max((_beyond_entry(loop, live) for loop in walk.loops), default=0),
     )

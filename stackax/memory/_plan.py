@@ -1,48 +1,21 @@
 """Choosing a policy: the least recomputation whose peak fits a budget."""
 
 import dataclasses
-import functools as ft
+import itertools
+import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 from rich.console import RenderableType
 from rich.jupyter import JupyterMixin
 
-from .._loop.schedule import optimal_evaluations
-from .._policy.names import names_unchecked
 from .._policy.policy import ScanCheckpointPolicy
 from ..plot import plot_front
 from ._bytes import parse_bytes, show_bytes
-from ._choices import layers_of, policies_to_try
-from ._cost import forward_cost, step_cost
 from ._measure import compiled_bytes
-from ._peak import estimate_peak
-from ._program import Argument, Call, as_call, as_step, compile_step, trace
+from ._program import Argument, Call, as_call, as_step, compile_step
+from ._search import Point, Search
 from ._show import as_text, front_table
-
-
-class Point(NamedTuple):
-    """A policy, and what a step under it is estimated to need.
-
-    Attributes:
-        policy: The policy.
-        peak_bytes: Arguments, outputs and temporary memory.
-        temp_bytes: Temporary memory.
-        low_bytes, high_bytes: The band in which the compiler's `temp_bytes` is expected.
-        offloaded_bytes: What is kept in the host's memory instead.
-        recomputed_flops: Operations that the backward pass repeats.
-        forward_evaluations: How often the forward pass's operations run, 1 without recomputation.
-    """
-
-    policy: ScanCheckpointPolicy
-    peak_bytes: int
-    temp_bytes: int
-    low_bytes: int
-    high_bytes: int
-    offloaded_bytes: int
-    recomputed_flops: float
-    forward_evaluations: float
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -53,7 +26,8 @@ class Plan(JupyterMixin):
         budget_bytes: The budget.
         fits: Whether any choice fits it. If not, the chosen one is that of the least peak.
         chosen: The choice.
-        front: The choices that no other beats in both peak and recomputation, the least peak first.
+        front: The choices that no other beats in peak, recomputation and bytes on the host, and
+            the chosen one; the least peak first.
         considered: How many choices were traced.
         compiled_peak_bytes: The compiler's figure for the choice, if it was asked.
         reason: Why this choice, in words.
@@ -123,10 +97,11 @@ def plan(
     them), outputs (their gradients) and temporary memory. What else must fit, such as the state of
     an optimizer, is for the caller to take off the budget.
 
-    It chooses from: no remat; every subset of the names in the layers, of which a walk over one
-    layer's equations leaves those that no other beats in both bytes and operations; and loops that
-    keep only some of the carries (`slots`). Each of these is traced, none is compiled. All stacks
-    among the arguments get the same policy.
+    It chooses from: no remat; every subset of the names in the layers (of more than 12, those that
+    save most for their bytes), kept on the device or in part on the host; and loops that keep only
+    some of the carries (`slots`). What a subset keeps and repeats is read off one layer's
+    equations; what seems to be the best for some budget is traced, and none is compiled. All
+    stacks among the arguments get the same policy.
 
     Args:
         fn_or_stack: As in `explain`. The stacks to plan for are among its arguments.
@@ -135,8 +110,8 @@ def plan(
         argnums: Which arguments are differentiated, as in `jax.grad`; None means all.
         offload: Whether values may be kept in the host's memory. None means where the backend has
             one of its own, which the CPU has not.
-        verify: Compile the choice, and go along the front until the compiler's own peak fits and
-            that of the next choice doesn't.
+        verify: Compile what may fit, beginning with what repeats least, until the compiler's own
+            peak is within the budget. Mostly that is one program or two.
 
     Returns:
         The plan. Where nothing fits, its `fits` is False, and it says what comes nearest.
@@ -165,156 +140,82 @@ def plan(
             "stackax.BlockSeq. Pass the stack as an argument, not in a closure"
         )
     _check_budget(as_step(call, argnums, "plan").arguments, budget)
-    points = choices(call, argnums, offload)
-    front = pareto_front(points)
-    return _choose(call, argnums, budget, front, len(points), verify)
-
-
-def choices(call: Call, argnums: int | Sequence[int] | None, offload: bool | None) -> list[Point]:
-    """Every choice of a plan, traced."""
-    may_offload = jax.default_backend() != "cpu" if offload is None else offload
-    with names_unchecked():  # they were just read
-        plain = trace(call.with_remat("none"), argnums, "plan")
-        length = max(stack.Block.size for stack in call.stacks)
-        match_names = "all" if len(call.stacks) == 1 else "any"
-        policies = list(policies_to_try(layers_of(plain), length, match_names, may_offload))
-        known = _Interpolated(call, argnums, length)
-        return [known.point(p) if p.slots else _point(p, call, argnums) for p in policies]
-
-
-class _Interpolated:
-    """Points of `slots=k`, of which two give all others from 2 slots on.
-
-    A slot more is one carry more, and the operations repeated are those of a layer for each step
-    that the schedule advances: both are laws of the loop (`tests/laws/`).
-    """
-
-    def __init__(self, call: Call, argnums: int | Sequence[int] | None, length: int) -> None:
-        self._trace = ft.cache(lambda policy: _point(policy, call, argnums))
-        self._length = length
-        self._is_law = all(stack.Block.size == length for stack in call.stacks)
-
-    def point(self, policy: ScanCheckpointPolicy) -> Point:
-        """The point of a policy with slots."""
-        slots, most = policy.slots, self._length - 1
-        assert slots is not None
-        if not self._is_law or not 2 < slots < most:
-            return self._trace(policy)
-        few, many = (self._trace(dataclasses.replace(policy, slots=k)) for k in (2, most))
-        of_slots = (slots - 2) / (most - 2)
-        steps = [self._advanced(k) for k in (2, slots, most)]
-        of_steps = (steps[0] - steps[1]) / (steps[0] - steps[2])
-        numbers = {
-            name: _between(few, many, name, of_steps if name in _REPEATED else of_slots)
-            for name in Point._fields[1:]
-        }
-        return Point(policy, **numbers)
-
-    def _advanced(self, slots: int) -> int:
-        return optimal_evaluations(self._length, slots)
-
-
-_REPEATED = ("recomputed_flops", "forward_evaluations")
-
-
-def _between(few: Point, many: Point, name: str, share: float) -> Any:
-    a, b = getattr(few, name), getattr(many, name)
-    return type(a)(round(a + share * (b - a)) if isinstance(a, int) else a + share * (b - a))
-
-
-def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in both peak and recomputation, the least peak first."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.peak_bytes, p.recomputed_flops)):
-        if not front or point.recomputed_flops < front[-1].recomputed_flops:
-            front.append(point)
-    return front
-
-
-def _point(policy: ScanCheckpointPolicy, call: Call, argnums: int | Sequence[int] | None) -> Point:
-    program = trace(call.with_remat(policy), argnums, "plan")
-    peak, again = estimate_peak(program.step), step_cost(program).recomputed_flops
-    forward = forward_cost(program).flops
-    return Point(
-        policy=policy,
-        peak_bytes=peak.argument_bytes + peak.output_bytes + peak.temp_bytes,
-        temp_bytes=peak.temp_bytes,
-        low_bytes=peak.low_bytes,
-        high_bytes=peak.high_bytes,
-        offloaded_bytes=peak.host_bytes,
-        recomputed_flops=again,
-        forward_evaluations=1 + again / forward if forward else 1.0,
-    )
+    return _choose(call, argnums, budget, Search(call, argnums, offload), verify)
 
 
 def _choose(
+    call: Call, argnums: int | Sequence[int] | None, budget: int, search: Search, verify: bool
+) -> Plan:
+    """What repeats least of what fits, as estimated or as compiled."""
+    compiled: dict[ScanCheckpointPolicy, int] = {}
+    if verify:
+        best = _first_that_compiles_within(call, argnums, budget, search, compiled)
+        nearest = min(search.front, key=lambda p: (compiled.get(p.policy, _UNKNOWN), p.peak_bytes))
+    else:
+        best, nearest = search.best(budget), search.front[0]
+    chosen = best or nearest
+    front = sorted({*search.front, chosen}, key=lambda point: point.peak_bytes)
+    return Plan(
+        budget_bytes=budget,
+        fits=best is not None,
+        chosen=chosen,
+        front=tuple(front),
+        considered=search.considered,
+        compiled_peak_bytes=compiled.get(chosen.policy),
+        reason=_reason(search, chosen, best is not None, compiled),
+    )
+
+
+_UNKNOWN = sys.maxsize
+
+
+def _first_that_compiles_within(
     call: Call,
     argnums: int | Sequence[int] | None,
     budget: int,
-    front: list[Point],
-    considered: int,
-    verify: bool,
-) -> Plan:
-    """The last point of the front that fits, as estimated or as compiled."""
-    fitting = [i for i, point in enumerate(front) if point.peak_bytes <= budget]
-    at = fitting[-1] if fitting else 0
-    compiled: dict[int, int] = {}
-    fits = bool(fitting)
-    if verify:
-        at, compiled = _walk_to_the_last_that_fits(call, argnums, budget, front, at)
-        fits = compiled[at] <= budget
-    return Plan(
-        budget_bytes=budget,
-        fits=fits,
-        chosen=front[at],
-        front=tuple(front),
-        considered=considered,
-        compiled_peak_bytes=compiled.get(at),
-        reason=_reason(front, at, fits, considered, compiled),
-    )
+    search: Search,
+    compiled: dict[ScanCheckpointPolicy, int],
+) -> Point | None:
+    """The first of what may fit whose compiled peak does, which goes into `compiled`."""
+    least, *front = search.front
+    low_enough = (point for point in front if _least_peak(point) <= budget)
+    for point in itertools.chain(search.near(budget), [least], low_enough):
+        if point.policy in compiled:
+            continue
+        figures = compiled_bytes(compile_step(call.with_remat(point.policy), argnums, "plan"))
+        peak = sum(figures[f"{part}_bytes"] for part in ("argument", "output", "temp"))
+        compiled[point.policy] = peak
+        if peak <= budget:
+            return point
+    return None
 
 
-def _walk_to_the_last_that_fits(
-    call: Call, argnums: int | Sequence[int] | None, budget: int, front: list[Point], at: int
-) -> tuple[int, dict[int, int]]:
-    compiled: dict[int, int] = {}
-
-    def fits(i: int) -> bool:
-        if i not in compiled:
-            figures = compiled_bytes(
-                compile_step(call.with_remat(front[i].policy), argnums, "plan")
-            )
-            compiled[i] = sum(figures[f"{part}_bytes"] for part in ("argument", "output", "temp"))
-        return compiled[i] <= budget
-
-    while not fits(at) and at > 0:
-        at -= 1
-    while fits(at) and at + 1 < len(front) and fits(at + 1):
-        at += 1
-    return at, compiled
+def _least_peak(point: Point) -> int:
+    """The peak at the low end of the band."""
+    return point.peak_bytes - point.temp_bytes + point.low_bytes
 
 
 def _reason(
-    front: list[Point], at: int, fits: bool, considered: int, compiled: dict[int, int]
+    search: Search, point: Point, fits: bool, compiled: dict[ScanCheckpointPolicy, int]
 ) -> str:
-    point = front[at]
     figure = f"its peak is estimated at {show_bytes(point.peak_bytes)}"
-    if at in compiled:
-        figure += f", and compiled at {show_bytes(compiled[at])}"
+    if point.policy in compiled:
+        figure += f", and compiled at {show_bytes(compiled[point.policy])}"
     if not fits:
         return (
-            f"Nothing fits. Of {considered} choices, {point.policy} needs the least: {figure}. "
-            "Give more, or make the batch or the sequence smaller."
+            f"Nothing fits. Of {search.considered} choices, {point.policy} needs the least: "
+            f"{figure}. Give more, or make the batch or the sequence smaller."
         )
     reason = (
-        f"Of {considered} choices, {point.policy} repeats the least of the forward pass, "
+        f"Of {search.considered} choices, {point.policy} repeats the least of the forward pass, "
         f"{point.forward_evaluations - 1:.2f} of it, among those that fit: {figure}."
     )
-    if at + 1 < len(front):
-        after = front[at + 1]
+    less = [other for other in search.front if other.recomputed_flops < point.recomputed_flops]
+    if less:
+        after = less[0]
         reason += (
             f" The next, {after.policy}, repeats {after.forward_evaluations - 1:.2f} and needs "
-            f"{show_bytes(compiled.get(at + 1, after.peak_bytes))}."
+            f"{show_bytes(compiled.get(after.policy, after.peak_bytes))}."
         )
     return reason
 

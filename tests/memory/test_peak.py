@@ -148,7 +148,7 @@ def test_outputs_are_not_temporary():
     assert peak.output_bytes == peak.argument_bytes == MATRIX_BYTES
 
 
-def test_values_on_the_host_are_counted_apart():
+def test_values_on_the_host_are_not_counted():
     def args(remat):
         loss, args = transformer(8, 4, remat)
         return jax.value_and_grad(loss), *args
@@ -157,7 +157,6 @@ def test_values_on_the_host_are_counted_apart():
         offloaded = peak_of(*args(ScanCheckpointPolicy(offload_block_internals=["mlpwi_0"])))
         saved = peak_of(*args(ScanCheckpointPolicy(save_block_internals=["mlpwi_0"])))
     kept = 8 * 4 * 64 * 96 * 4
-    assert saved.host_bytes == 0 and offloaded.host_bytes >= kept
     assert offloaded.temp_bytes <= saved.temp_bytes - 0.8 * kept
 
 

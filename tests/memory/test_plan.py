@@ -1,5 +1,7 @@
 """A plan fits its budget by the compiler's own figure, at the least recomputation there is."""
 
+import itertools
+
 import equinox as eqx
 import haliax as hax
 import jax
@@ -8,9 +10,11 @@ import jax.random as jr
 import pytest
 
 from stackax import BlockSeq, ScanCheckpointPolicy, Stacked, checkpoint_name
-from stackax.memory import explain, plan
-from stackax.memory._choices import layers_of, names_to_keep, policies_to_try, slots_to_try
+from stackax.memory import _plan, explain, plan
+from stackax.memory._choices import Subset, layers_of, slots_to_try, subsets_of
+from stackax.memory._guess import Guesses
 from stackax.memory._program import as_call, trace
+from stackax.memory._search import Search
 from tests.zoo import platform_warnings_ignored
 
 N, ROWS, WIDTH, HIDDEN = 6, 64, 16, 64
@@ -73,6 +77,46 @@ def test_a_verified_plan_fits_by_the_compilers_figure(front):
         assert "compiled at" in verified.reason
 
 
+def test_verification_goes_on_where_the_compiler_disagrees(front, monkeypatch):
+    budget = front[1].peak_bytes
+
+    def compiled_bytes(policy):
+        peak = budget if policy == front[1].policy else 2**50
+        return {"argument_bytes": peak, "output_bytes": 0, "temp_bytes": 0}
+
+    policy_of = lambda call, *_: call.stacks[0].gradient_checkpointing  # noqa: E731
+    monkeypatch.setattr(_plan, "compile_step", policy_of)
+    monkeypatch.setattr(_plan, "compiled_bytes", compiled_bytes)
+    for given in (budget - 1, budget, front[2].peak_bytes):
+        verified = plan(make(), X, budget_bytes=given, verify=True)
+        assert verified.fits == (given >= budget) and verified.policy == front[1].policy
+        assert verified.compiled_peak_bytes == budget
+
+
+def test_what_is_near_a_budget_comes_in_the_order_of_what_it_repeats(front):
+    search = Search(as_call(make(), (X,), "plan"), None, None)
+    for point in front:
+        near = list(search.near(point.peak_bytes))
+        again = [choice.recomputed_flops for choice in near]
+        assert again == sorted(again) and point in near
+        assert all(choice.peak_bytes <= 1.02 * point.peak_bytes for choice in near)
+
+
+def test_guesses_are_right_where_each_name_changes_the_working_set_on_its_own():
+    changes, sizes = {"a": -3, "b": 5, "c": 0, "d": -8}, {"a": 7, "b": 2, "c": 9, "d": 4}
+    subsets = [
+        Subset(names, {name: sizes[name] for name in names}, 100.0 - sum(map(ord, names)) / 10)
+        for count in range(5)
+        for names in itertools.combinations("abcd", count)
+    ]
+    peaks = [100 + sum(changes[n] + sizes[n] for n in subset.names) for subset in subsets]
+    guesses = Guesses(subsets)
+    for at in guesses.to_learn():
+        guesses.learn(at, peaks[at])
+    assert len(guesses.learned) == 6  # none, each, and all
+    assert guesses.peaks() == peaks
+
+
 def test_what_cannot_fit_says_what_comes_nearest(front):
     least = front[0].peak_bytes
     result = plan(make(), X, budget_bytes=least - 1)
@@ -82,42 +126,78 @@ def test_what_cannot_fit_says_what_comes_nearest(front):
     assert "Nothing fits" in result.reason and "slots=1" in str(result)
 
 
+def layers(stack=None):
+    call = as_call(make() if stack is None else stack, (X,), "plan")
+    with platform_warnings_ignored():
+        return layers_of(trace(call.with_remat("none"), None, "plan"))
+
+
 def test_the_model_of_a_layer_agrees_with_the_traced_program():
-    call = as_call(make(), (X,), "plan")
-    (layer,) = layers_of(trace(call.with_remat("none"), None, "plan"))
+    (layer,) = layers()
     for names in ([], ["up"], ["sine"], ["up", "sine"], ["down"]):
         policy = ScanCheckpointPolicy(save_block_internals=names) if names else True
-        effective, size, flops = layer.keep(names)
-        if effective == set(names):
+        kept, flops = layer.keep(names)
+        if set(kept) == set(names):
             report = explain(make(), X, remat=policy)
             assert flops == report.recomputed_flops
-            assert size == sum(r.bytes for r in report.residuals if r.name in names)
+            rows = [r for r in report.residuals if r.name in names]
+            assert kept == {n: sum(r.bytes for r in rows if r.name == n) for n in names}
         else:
-            assert names == ["down"] and not effective and size == 0
+            assert names == ["down"] and not kept
 
 
-def test_names_that_keep_nothing_are_not_considered():
-    call = as_call(make(), (X,), "plan")
-    layers = layers_of(trace(call.with_remat("none"), None, "plan"))
-    assert all("down" not in names for names in names_to_keep(layers))
+def test_names_that_save_nothing_are_not_considered():
+    subsets = {subset.names for subset in subsets_of(layers())}
+    assert subsets == {(), ("up",), ("sine",), ("up", "sine")}
 
 
-def test_the_host_is_used_only_where_it_is_one_unless_asked(front):
-    def offloads(point):
-        return point.policy.save_carries == "offload" or bool(point.policy.offloaded_names)
+class Fused(eqx.Module):
+    """One product for two values, each of which has to be kept to save it."""
 
-    assert not any(map(offloads, front))  # a CPU has no other memory
-    with platform_warnings_ignored():
-        asked = plan(make(), X, budget_bytes="1 GiB", offload=True).front
-    assert any(offloads(point) and point.offloaded_bytes > 0 for point in asked)
+    weight: jax.Array
+
+    def __init__(self, *, key):
+        self.weight = jr.normal(key, (WIDTH, 2 * WIDTH))
+
+    def __call__(self, x):
+        gate, up = jnp.split(x @ self.weight, 2, axis=-1)
+        return x + checkpoint_name(gate, "gate") * checkpoint_name(up, "up")
+
+
+def test_names_that_save_something_only_together_are_considered_together():
+    stack = Stacked.init(hax.Axis("layers", N), Fused)(key=jr.key(0))
+    assert {subset.names for subset in subsets_of(layers(stack))} == {(), ("gate", "up")}
 
 
 def test_blocks_in_a_python_loop_have_names_to_choose_from():
-    call = as_call(make(BlockSeq, 2), (X,), "plan")
+    assert ("up", "sine") in {s.names for s in subsets_of(layers(make(BlockSeq, 2)))}
+
+
+def offloads(point):
+    return point.policy.save_carries == "offload" or bool(point.policy.offloaded_names)
+
+
+def test_the_host_is_used_only_where_it_is_one_unless_asked(front):
+    assert not any(map(offloads, front))  # a CPU has no other memory
     with platform_warnings_ignored():
-        layers = layers_of(trace(call.with_remat("none"), None, "plan"))
-    policies = list(policies_to_try(layers, 2, "all", offload=False))
-    assert any(policy.saved_names for policy in policies)
+        asked = plan(make(), X, budget_bytes="1 GiB", offload=True)
+    assert any(offloads(point) and point.offloaded_bytes > 0 for point in asked.front)
+    assert not offloads(asked.chosen)  # there is room for all on the device
+
+
+def test_no_more_is_moved_to_the_host_than_the_budget_needs():
+    with platform_warnings_ignored():
+        front = plan(make(), X, budget_bytes="1 GiB", offload=True).front
+        names = {"up", "sine"}
+        all_moved = next(p for p in front if set(p.policy.offloaded_names) == names)
+        moved = [
+            plan(make(), X, budget_bytes=all_moved.peak_bytes + more, offload=True).chosen
+            for more in (0, N * ROWS * WIDTH * 4, N * ROWS * HIDDEN * 4)
+        ]
+    assert moved[0].policy == all_moved.policy
+    assert set(moved[1].policy.offloaded_names) == names and moved[1].policy.save_carries is True
+    assert len(moved[2].policy.offloaded_names) == len(moved[2].policy.saved_names) == 1
+    assert len({point.recomputed_flops for point in moved}) == 1
 
 
 def test_a_function_of_two_stacks_gets_one_policy_for_both():
