@@ -30,7 +30,8 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
     """Blocks that need not be alike, run one after the other by a Python loop.
 
     It takes the same arguments as `Stacked`, honours the same policies and gives the same results.
-    Every block is compiled on its own, so compilation takes time in proportion to their number.
+    Every block is compiled on its own, so compilation takes time in proportion to their number. Its
+    methods are those of `Stacked`, the ones that are not listed here included.
 
     Attributes:
         blocks: The blocks.

@@ -26,7 +26,8 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
     """N equal blocks as one block whose arrays have a layer axis, run by one loop.
 
     The loop is compiled once whatever N is. What its backward pass keeps is decided by
-    `gradient_checkpointing`, or call by call by `remat=`.
+    `gradient_checkpointing`, or call by call by `remat=`. A stack is also a sequence of its blocks:
+    `len(layers)`, `layers[0]`, `layers[-2:]` (a stack of two) and `for layer in layers`.
 
     Attributes:
         stacked: The block; every array of it has the axis `Block`: NamedArrays by name, plain
