@@ -35,8 +35,16 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         target = f'identifier="{entries[name]}{member}"'
         return f"<autoref optional {target}><code>{name}{member}</code></autoref>"
 
-    return _CODE_OR_LINK.sub(linked, html)
+    return _CELL.sub(_breakable, _CODE_OR_LINK.sub(linked, html))
 
+
+def _breakable(cell: re.Match[str]) -> str:
+    """A cell of a table whose long names can be broken behind their underscores and dots."""
+    return _LONG_NAME.sub(lambda name: re.sub(r"([_.])(?=\w)", r"\1<wbr>", name[0]), cell[0])
+
+
+_CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
+_LONG_NAME = re.compile(r"(?<=<code>)[\w.]{16,}(?=</code>)")
 
 # Code in running text; or, to pass it over, what is a link already, a heading, a block, a label.
 _CODE_OR_LINK = re.compile(

@@ -65,3 +65,10 @@ def test_a_public_name_in_code_is_linked_to_its_entry(code, path, entry):
 )
 def test_links_headings_blocks_and_labels_are_passed_over(html):
     assert target(html.format("stackax.memory.explain")) is None
+
+
+def test_only_long_names_in_tables_can_be_broken():
+    long, short = "<code>kept_bytes_minimal</code>", "<code>slots</code>"
+    shown = hooks.on_page_content(f"{long}<table><td>{long} {short}</td></table>", page("tour.md"))
+    broken = "<code>kept_<wbr>bytes_<wbr>minimal</code>"
+    assert shown == f"{long}<table><td>{broken} {short}</td></table>"
