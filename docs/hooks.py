@@ -26,7 +26,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     """
     entries = _entries()
     if page.file.src_uri.startswith("api/"):
-        entries = _bare(entries) | entries
+        entries, html = _bare(entries) | entries, _SINGLE_AXIS.sub(r"\1", html)
 
     def linked(match: re.Match[str]) -> str:
         name, member = match["name"], match["member"] or ""
@@ -42,6 +42,9 @@ def _breakable(cell: re.Match[str]) -> str:
     """A cell of a table whose long names can be broken behind their underscores and dots."""
     return _LONG_NAME.sub(lambda name: re.sub(r"([_.])(?=\w)", r"\1<wbr>", name[0]), cell[0])
 
+
+# `Float[Array, " H"]`, whose space is there for linters alone.
+_SINGLE_AXIS = re.compile(r"""(Array</\w+>(?:<[^>]*>|[,\s])*(?:&quot;|&\#39;|["'])) (?=\w)""")
 
 _CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
 _LONG_NAME = re.compile(r"(?<=<code>)[\w.]{16,}(?=</code>)")

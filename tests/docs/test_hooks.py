@@ -72,3 +72,9 @@ def test_only_long_names_in_tables_can_be_broken():
     shown = hooks.on_page_content(f"{long}<table><td>{long} {short}</td></table>", page("tour.md"))
     broken = "<code>kept_<wbr>bytes_<wbr>minimal</code>"
     assert shown == f"{long}<table><td>{broken} {short}</td></table>"
+
+
+def test_shapes_of_one_axis_are_shown_without_the_space_for_linters():
+    one, two = "<b>Array</b><i>,</i> <u>&quot; H&quot;</u>", "<b>Array</b>, &#39;H P&#39;"
+    shown = hooks.on_page_content(one + two, page("api/mamba2.md"))
+    assert shown == one.replace(" H", "H") + two
