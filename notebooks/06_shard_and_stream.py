@@ -36,6 +36,7 @@ from stackax import Stacked, stream
 jax.config.update("jax_num_cpu_devices", 8)
 mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 jax.set_mesh(mesh)
+print(mesh.size, "devices on one mesh axis,", mesh.axis_names)
 
 # %% [markdown]
 # ## A stack in shards
