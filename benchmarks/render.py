@@ -114,7 +114,7 @@ def policies_table() -> str:
     figures = result["figures"]
     policies = [key.removeprefix("kept_bytes_") for key in figures if key.startswith("kept_bytes_")]
     rows = [
-        "| `remat=` | kept | temporary memory | forward passes | repeated | time |",
+        "| `remat=` | kept, MiB | temp, MiB | passes | repeated | time |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for policy in policies:
@@ -124,7 +124,7 @@ def policies_table() -> str:
             for kind in ("forward_evaluations", "recomputed_share", "relative_time")
         )
         rows.append(
-            f'| `"{policy}"` | {kept:.1f} MiB | {temp:.1f} MiB | {passes:.2f} | {share:.0%} '
+            f'| `"{policy}"` | {kept:.1f} | {temp:.1f} | {passes:.2f} | {share:.0%} '
             f"| {seconds:.2f} |"
         )
     return "\n".join([*rows, "", f"Made by `{result['command']}`:", "", _about(result)])
