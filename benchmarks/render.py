@@ -173,12 +173,13 @@ def section(script: str, results: Sequence[Mapping[str, Any]]) -> str:
         if not key.endswith("...") and not has_figure:
             raise ValueError(f"{script}.py tells of {key}, but no result has it: run it again")
     heads = [f"jax {_release(result)}" for result in results]
-    rows = ["| figure | meaning | better | " + " | ".join(heads) + " |"]
-    rows.append("|---|---|---|" + "---:|" * len(heads))
+    # What a phone shows without scrolling comes first.
+    rows = ["| figure | " + " | ".join(heads) + " | better | meaning |"]
+    rows.append("|---|" + "---:|" * len(heads) + "---|---|")
     for key in sorted(keys, key=lambda key: _place(key, list(meanings))):
         values = [show(result["figures"].get(key)) for result in results]
-        told = f"| `{key}` | {meaning_of(key, meanings, script)} | {better(script, key)} | "
-        rows.append(told + " | ".join(values) + " |")
+        told = f"{better(script, key)} | {meaning_of(key, meanings, script)}"
+        rows.append(f"| `{key}` | {' | '.join(values)} | {told} |")
     notes = [_about(result) for result in results]
     command = f"`{results[-1]['command']}`"
     return "\n\n".join(
