@@ -15,7 +15,7 @@ from haliax import Axis, NamedArray
 from jax.extend.core import Jaxpr
 
 from .. import _jax
-from .._policy.policy import RematSpec
+from .._policy.policy import RematSpec, as_policy
 from .._stack.base import Container
 from ._bytes import bytes_of
 
@@ -91,6 +91,7 @@ class Call(NamedTuple):
         """The same call with another policy in every stack among the arguments."""
         if remat is None:
             return self
+        policy = as_policy(remat)
         if not self.stacks:
             raise ValueError(
                 f"remat={remat!r} has no stack to act on: no argument holds a stackax.Stacked or "
@@ -98,7 +99,7 @@ class Call(NamedTuple):
             )
 
         def replace(leaf: Any) -> Any:
-            return leaf.with_policy(remat) if isinstance(leaf, Container) else leaf
+            return leaf.with_policy(policy) if isinstance(leaf, Container) else leaf
 
         return self._replace(args=jax.tree.map(replace, self.args, is_leaf=_is_stack))
 

@@ -243,6 +243,11 @@ BAD_CALLS = {
         ValueError,
         "no stack",
     ),
+    "misspelt remat": (
+        lambda: explain(lax_scan, WEIGHTS, X, remat="ful"),
+        ValueError,
+        "remat='ful': .* did you mean 'full'",
+    ),
     "zero layers": (
         lambda: explain(Stacked.init(hax.Axis("layers", 0), Wave)(Embed, key=jr.key(0)), X),
         ValueError,
