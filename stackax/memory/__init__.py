@@ -6,6 +6,11 @@ from ._explain import Report as Report
 from ._explain import explain as explain
 from ._measure import Measurement as Measurement
 from ._measure import measure as measure
+from ._peak import Moment as Moment
+from ._peak import Peak as Peak
 from ._plan import Plan as Plan
 from ._plan import plan as plan
+from ._program import Argument as Argument
+from ._residuals import Residual as Residual
 from ._search import Point as Point
+from ._waste import Finding as Finding

@@ -41,6 +41,7 @@ class Argument(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """Its size."""
         return bytes_of(self)
 
 

@@ -26,6 +26,10 @@ PAGES = Path(__file__).parents[2] / "docs" / "api"
 # What needs no example of its own, and why.
 WITHOUT_EXAMPLE = {
     "stackax.lm.FILE_START": "a number; the text of `corpus_of` says where it stands",
+    **dict.fromkeys(
+        (f"stackax.memory.{name}" for name in "Argument Residual Finding Peak Moment".split()),
+        "a record within a `Report`, whose `explain` has an example",
+    ),
     "stackax.memory.Plan": "a record that only `plan` makes, whose example has one",
     "stackax.memory.Point": "a record that only `plan` makes, within a `Plan`",
 }
