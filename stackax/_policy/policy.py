@@ -160,7 +160,8 @@ class ScanCheckpointPolicy:
             given = type(remat_policy)
             raise TypeError(
                 "a remat policy is a bool, a string or a stackax.ScanCheckpointPolicy, not a "
-                f"{given.__module__}.{given.__name__}."
+                f"{given.__module__}.{given.__name__}. To keep values by their names, give "
+                "ScanCheckpointPolicy(save_block_internals=['a_name'])."
             )
         fields = presets.fields_of(remat_policy)
         if slots := re.fullmatch(r"slots=(\d+)", remat_policy):
@@ -168,8 +169,9 @@ class ScanCheckpointPolicy:
         if fields is None:
             raise ValueError(
                 f"there is no remat policy {remat_policy!r}"
-                f"{did_you_mean(remat_policy, presets.known_names())} "
-                f"Known: {', '.join(map(repr, presets.known_names()))}, 'slots=8'."
+                f"{did_you_mean(remat_policy, [*presets.known_names(), 'slots=8'])} "
+                f"Known: {', '.join(map(repr, presets.known_names()))}, 'slots=8'. To keep a value "
+                f"of this name, give ScanCheckpointPolicy(save_block_internals=[{remat_policy!r}])."
             )
         return ScanCheckpointPolicy(**fields)
 

@@ -18,6 +18,7 @@ from .._loop.step import Step
 from .._loop.unrolled import run_unrolled
 from .._loop.vectorised import check_alike, stack_trees
 from .._policy.names import check_names, find_names, has_names_to_check
+from .._policy.per_call import policy_of_call
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
 from ..stream._stream import Stream
 from . import base, state_dicts
@@ -234,7 +235,7 @@ class BlockSeq(Container[M], hax.nn.BlockSeq, Generic[M]):  # pyright: ignore
                 "one while another runs. Use Stacked, with Stacked.from_layers(blocks), or drop "
                 "stream=."
             )
-        policy = self.gradient_checkpointing if remat is None else as_policy(remat)
+        policy = policy_of_call(self.gradient_checkpointing, remat)
         trip_length(unroll, len(self))  # a Python loop is unrolled, but a bad value is still bad
         arguments = self._slicer(call.call, skip=2).take_apart(args, kwargs)
         step = Step(call, init, arguments, self.Block)

@@ -14,6 +14,7 @@ from .._loop.loop import PerBlock, run
 from .._loop.marks import Block as BlockMark
 from .._loop.slicing import Slicer, is_array, is_named
 from .._loop.vectorised import check_alike, run_vectorised, stack_trees
+from .._policy.per_call import policy_of_call
 from .._policy.policy import RematSpec, as_policy
 from ..stream._stream import Stream
 from . import base, state_dicts
@@ -251,7 +252,7 @@ class Stacked(Container[M], hax.nn.Stacked, Generic[M]):  # pyright: ignore
         reverse: bool,
         stream: Stream | None,
     ) -> tuple[Any, Any]:
-        policy = self.gradient_checkpointing if remat is None else as_policy(remat)
+        policy = policy_of_call(self.gradient_checkpointing, remat)
         arguments = self._slicer(call.call, skip=2).take_apart(
             (BlockMark(self.stacked), *args), kwargs
         )

@@ -15,6 +15,7 @@ from haliax import Axis, NamedArray
 from jax.extend.core import Jaxpr
 
 from .. import _jax
+from .._policy.per_call import policies_tried
 from .._policy.policy import RematSpec, as_policy
 from .._stack.base import Container
 from ._bytes import bytes_of
@@ -82,11 +83,19 @@ class Program(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A function and its arguments, of which the caller's own names are known."""
+    """A function and its arguments.
+
+    Attributes:
+        function: The function.
+        args: The arguments.
+        names: The caller's own names for them.
+        tries_policy: Whether the stacks among them have another policy than the caller gave them.
+    """
 
     function: Callable
     args: tuple
     names: tuple[str, ...]
+    tries_policy: bool = False
 
     def with_remat(self, remat: RematSpec | None) -> "Call":
         """The same call with another policy in every stack among the arguments."""
@@ -102,7 +111,8 @@ class Call(NamedTuple):
         def replace(leaf: Any) -> Any:
             return leaf.with_policy(policy) if isinstance(leaf, Container) else leaf
 
-        return self._replace(args=jax.tree.map(replace, self.args, is_leaf=_is_stack))
+        args = jax.tree.map(replace, self.args, is_leaf=_is_stack)
+        return self._replace(args=args, tries_policy=True)
 
     @property
     def stacks(self) -> list[Container]:
@@ -238,10 +248,10 @@ def trace(call: Call, argnums: int | Sequence[int] | None, caller: str) -> Progr
         ValueError: `argnums` names no argument.
     """
     step = as_step(call, argnums, caller)
+    whole = jax.make_jaxpr(step.value_residuals_gradients, return_shape=True)
     try:
-        closed, out = jax.make_jaxpr(step.value_residuals_gradients, return_shape=True)(
-            *step.shapes
-        )
+        with policies_tried(call.tries_policy):
+            closed, out = whole(*step.shapes)
     except Exception as error:
         jax.eval_shape(step.value, *step.shapes)  # if this fails too, that is the answer
         name = _name_of(call.function)

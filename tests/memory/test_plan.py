@@ -218,6 +218,19 @@ def test_a_plan_can_be_written_as_json_and_used_as_it_is():
     assert make().with_policy(chosen.policy).gradient_checkpointing == chosen.policy
 
 
+@pytest.mark.parametrize("container", [Stacked, BlockSeq])
+def test_a_call_with_a_policy_of_its_own_is_warned_of(container):
+    def pinned(stack, x):
+        return stack.fold(x, remat="none").sum()
+
+    with pytest.warns(UserWarning, match="remat='none', which wins over the policies that"):
+        explain(pinned, make(container, 2), X, remat="save_all")
+    with pytest.warns(UserWarning, match="leave it out"):
+        plan(pinned, make(container, 2), X, budget_bytes="1 GiB")
+    with platform_warnings_ignored():
+        explain(pinned, make(container, 2), X)  # nothing else is tried
+
+
 WEIGHT_BYTES = N * 2 * WIDTH * HIDDEN * 4
 BAD_CALLS = {
     "budget below the weights": (
