@@ -17,6 +17,7 @@ from .policy import ScanCheckpointPolicy, did_you_mean
 T = TypeVar("T")
 
 _UNCHECKED = ContextVar("names_unchecked", default=False)
+_FOUND: ContextVar[list[frozenset[str]] | None] = ContextVar("names_found", default=None)
 
 
 def checkpoint_name(x: T, name: str) -> T:
@@ -104,6 +105,17 @@ def names_unchecked() -> Iterator[None]:
         _UNCHECKED.reset(token)
 
 
+@contextlib.contextmanager
+def names_found() -> Iterator[list[frozenset[str]]]:
+    """Lists the names in the blocks of each loop that runs under a policy with names, instead of
+    comparing these with them."""
+    token = _FOUND.set(found := [])
+    try:
+        yield found
+    finally:
+        _FOUND.reset(token)
+
+
 def has_names_to_check(policy: ScanCheckpointPolicy) -> bool:
     """Whether a loop has to find its block's names, to compare the policy's with them."""
     return policy.has_names and not _UNCHECKED.get()
@@ -120,6 +132,9 @@ def check_names(policy: ScanCheckpointPolicy, seen: Iterable[NamesSeen], axis_na
     where = f"the block that runs over {axis_name!r}"
     seen = list(seen)
     present = frozenset().union(*(each.present for each in seen))
+    if (found := _FOUND.get()) is not None:
+        found.append(present)
+        return
     residuals = frozenset().union(*(each.residuals for each in seen))
     names = policy.saved_names + policy.offloaded_names
     absent = [name for name in names if name not in present]

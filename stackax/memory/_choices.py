@@ -8,7 +8,7 @@ pass: for that a subset has to be traced (`_search`).
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, Literal
@@ -21,8 +21,8 @@ from ._cost import equation_flops
 from ._program import Program
 from ._walk import call_of, scan_of
 
-# 2 ** 12 walks take about a second; a block with more names keeps the rest out of the search.
-_MOST_NAMES = 12
+# A block with more names keeps the rest out of the search, which would trace too many subsets.
+_MOST_NAMES = 10
 
 
 class Operation(NamedTuple):
@@ -92,30 +92,43 @@ class Subset(NamedTuple):
 
 def layers_of(program: Program) -> list[Layer]:
     """The loops with named values in a program that was traced without remat."""
-    layers = []
-    for eqn in program.jaxpr.eqns:
-        loop = scan_of(eqn)
-        if loop is None or _jax.is_transposed(eqn):
-            continue
-        residuals = {x for x in program.residuals if not isinstance(x, Literal)}
-        stacked = zip(eqn.outvars[loop.carries :], loop.body.outvars[loop.carries :], strict=True)
-        needed = [inner for outer, inner in stacked if outer in residuals]
-        layer = _Builder().build(loop.body, needed, loop.length)
-        layers.append(layer)
+    residuals = {x for x in program.residuals if not isinstance(x, Literal)}
+    layers = list(_loops(program.jaxpr, residuals, 1))
     # Blocks in a Python loop stand in the program itself, beside what surrounds the stack.
     layers.append(_Builder().build(program.jaxpr, program.residuals, 1))
     return [layer for layer in layers if layer.named]
 
 
-def subsets_of(layers: list[Layer]) -> list[Subset]:
+def _loops(jaxpr: Jaxpr, residuals: Collection[Any], trips: int) -> Iterator[Layer]:
+    """The loops of a jaxpr that runs so many times; those in calls, and in loops without names."""
+    for eqn in jaxpr.eqns:
+        if _jax.is_transposed(eqn):
+            continue
+        loop, called = scan_of(eqn), call_of(eqn)
+        if loop is not None:
+            stacked = list(zip(eqn.outvars, loop.body.outvars, strict=True))[loop.carries :]
+            needed = [inner for outer, inner in stacked if outer in residuals]
+            layer = _Builder().build(loop.body, needed, trips * loop.length)
+            if layer.named:
+                yield layer
+            else:
+                inner = {x for x in needed if not isinstance(x, Literal)}
+                yield from _loops(loop.body, inner, trips * loop.length)
+        elif called is not None:
+            returned = zip(eqn.outvars, called.outvars, strict=True)
+            inner = {x for outer, x in returned if outer in residuals}
+            yield from _loops(called, {x for x in inner if not isinstance(x, Literal)}, trips)
+
+
+def subsets_of(layers: list[Layer], names: Collection[str]) -> list[Subset]:
     """The subsets of the names of which each member saves operations; the empty one first."""
-    names = list(dict.fromkeys(name for layer in layers for name in layer.named))
-    names = [name for name in names if _keep(layers, [name])[0]]
-    if len(names) > _MOST_NAMES:
-        names = sorted(names, key=lambda name: -_gain(layers, name))[:_MOST_NAMES]
+    in_order = list(dict.fromkeys(name for layer in layers for name in layer.named))
+    every = [n for n in in_order if n in names and _keep(layers, [n])[0]]
+    if len(every) > _MOST_NAMES:
+        every = sorted(every, key=lambda name: -_gain(layers, every, name))[:_MOST_NAMES]
     found: dict[tuple[str, ...], Subset] = {}
-    for count in range(len(names) + 1):
-        for subset in itertools.combinations(names, count):
+    for count in range(len(every) + 1):
+        for subset in itertools.combinations(every, count):
             found[subset] = Subset(subset, *_keep(layers, subset))
 
     def saves(subset: tuple[str, ...], at: int) -> bool:
@@ -142,10 +155,11 @@ def _keep(layers: list[Layer], names: Sequence[str]) -> tuple[dict[str, int], fl
     return dict(kept), flops
 
 
-def _gain(layers: list[Layer], name: str) -> float:
-    """Operations that a name saves, for each byte that it keeps."""
-    kept, flops = _keep(layers, [name])
-    return (_keep(layers, [])[1] - flops) / max(1, sum(kept.values()))
+def _gain(layers: list[Layer], names: Sequence[str], name: str) -> float:
+    """Operations that a name saves beside all others, for each byte that it keeps."""
+    without = _keep(layers, [other for other in names if other != name])[1]
+    size = sum(_keep(layers, [name])[0].values())
+    return (without - _keep(layers, names)[1]) / max(1, size)
 
 
 class _Builder:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -97,7 +97,7 @@ def plan(
     them), outputs (their gradients) and temporary memory. What else must fit, such as the state of
     an optimizer, is for the caller to take off the budget.
 
-    It chooses from: no remat; every subset of the names in the layers (of more than 12, those that
+    It chooses from: no remat; every subset of the names in the layers (of more than 10, those that
     save most for their bytes), kept on the device or in part on the host; and loops that keep only
     some of the carries (`slots`). What a subset keeps and repeats is read off one layer's
     equations; what seems to be the best for some budget is traced, and none is compiled. All
@@ -167,6 +167,8 @@ def _choose(
 
 
 _UNKNOWN = sys.maxsize
+# How many choices are compiled whose estimate is over the budget, in the hope that it is too high.
+_MOST_OVER = 5
 
 
 def _first_that_compiles_within(
@@ -179,7 +181,8 @@ def _first_that_compiles_within(
     """The first of what may fit whose compiled peak does, which goes into `compiled`."""
     least, *front = search.front
     low_enough = (point for point in front if _least_peak(point) <= budget)
-    for point in itertools.chain(search.near(budget), [least], low_enough):
+    near = _with_few_over(search.near(budget), budget)
+    for point in itertools.chain(near, [least], low_enough):
         if point.policy in compiled:
             continue
         figures = compiled_bytes(compile_step(call.with_remat(point.policy), argnums, "plan"))
@@ -188,6 +191,15 @@ def _first_that_compiles_within(
         if peak <= budget:
             return point
     return None
+
+
+def _with_few_over(points: Iterable[Point], budget: int) -> Iterator[Point]:
+    """The points, but of those whose estimate is over the budget only the first few."""
+    over = 0
+    for point in points:
+        over += point.peak_bytes > budget
+        if point.peak_bytes <= budget or over <= _MOST_OVER:
+            yield point
 
 
 def _least_peak(point: Point) -> int:

@@ -8,6 +8,7 @@ front is traced, until all that seems to be there was.
 
 import dataclasses
 import itertools
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from jax.extend.core import Literal as Constant
 
 from .. import _jax
 from .._loop.schedule import optimal_evaluations
-from .._policy.names import names_unchecked
+from .._policy.names import names_found, names_unchecked
 from .._policy.policy import ScanCheckpointPolicy
 from ._bytes import bytes_of
 from ._choices import Subset, layers_of, slots_to_try, subsets_of
@@ -25,9 +26,9 @@ from ._guess import Guesses
 from ._peak import estimate_peak
 from ._program import Call, Program, trace
 
-# Estimates of two policies are off by some 2 % from each other, and guesses of them by 2 % more.
-_NEAR = 1.02
-_PERHAPS_NEAR = 1.04
+# Estimates of two policies are off by some 2 % from each other, and guesses of them by more.
+NEAR = 1.02
+_PERHAPS_NEAR = 1.05
 
 
 class Point(NamedTuple):
@@ -77,9 +78,7 @@ class Search:
         self._length = max(stack.Block.size for stack in call.stacks)
         self._may_offload = jax.default_backend() != "cpu" if offload is None else offload
         self._traced: dict[ScanCheckpointPolicy, Point] = {}
-        with names_unchecked():
-            plain = trace(call.with_remat("none"), argnums, "plan")
-        self._subsets = subsets_of(layers_of(plain))
+        self._subsets = self._allowed_subsets()
         self._guesses = Guesses(self._subsets)
         kept = self._explore()
         self._others = [self._trace(ScanCheckpointPolicy(disable=True)), *self._with_slots()]
@@ -93,12 +92,9 @@ class Search:
         return len({*self._traced, *(point.policy for point in self._others)})
 
     def best(self, budget: int) -> Point | None:
-        """What repeats least of the front, among what fits, and then moves least to the host."""
-        fitting = [point for point in self.front if point.peak_bytes <= budget]
-        if not fitting:
-            return None
-        best = min(fitting, key=_work)
-        return next(self._partly_offloading(best, budget), best)
+        """What repeats least, and then moves least to the host, of what fits."""
+        fitting = (point for point in self.near(budget) if point.peak_bytes <= budget)
+        return next(fitting, None)
 
     def near(self, budget: int) -> Iterator[Point]:
         """Yields whatever may fit, on the front or not, in the order of what it repeats."""
@@ -110,9 +106,22 @@ class Search:
                 entries.append(((subset.flops, 0, guess), subset))
         for _, entry in sorted(entries, key=lambda entry: entry[0]):
             point = self._keeping(entry) if isinstance(entry, Subset) else entry
-            if point.peak_bytes <= _NEAR * budget:
+            if point.peak_bytes <= NEAR * budget:
                 yield from self._partly_offloading(point, budget)
                 yield point
+
+    def _allowed_subsets(self) -> list[Subset]:
+        """The subsets of names that the stacks accept, each of which must have one of them."""
+        plain = trace(self._call.with_remat("none"), self._argnums, "plan")
+        layers = layers_of(plain)
+        names = {name for layer in layers for name in layer.named}
+        with names_found() as found:
+            # A name that is new makes a program that is new, which no cache has.
+            policy = ScanCheckpointPolicy(save_block_internals=[*names, secrets.token_hex()])
+            trace(self._call.with_remat(policy), self._argnums, "plan")
+        names &= frozenset().union(*found)
+        subsets = subsets_of(layers, names)
+        return [s for s in subsets if not s.names or all(each & {*s.names} for each in found)]
 
     def _explore(self) -> list[Point]:
         """Traces subsets until all that seem to be on their front were."""
@@ -150,7 +159,7 @@ class Search:
         on_device = self._trace(self._policy(names))
         price = (on_device.peak_bytes - point.peak_bytes) / point.offloaded_bytes
         for moved, size in self._moves(names, point.offloaded_bytes):
-            if on_device.peak_bytes - price * size <= _NEAR * budget:
+            if on_device.peak_bytes - price * size <= NEAR * budget:
                 saved = tuple(name for name in names if name not in moved)
                 rest = tuple(name for name in names if name in moved)
                 part = self._trace(self._policy(saved, rest, _CARRIES in moved))

@@ -44,7 +44,9 @@ def plot_front(plan: Any) -> "Figure":
     unit = unit_of([*sizes, plan.budget_bytes])
     again = [point.forward_evaluations - 1 for point in plan.front]
     peaks = [size / unit.bytes for size in sizes]
-    axes.step(peaks, again, where="post", color=GREY, linewidth=0.8, zorder=1)
+    best = [i for i in range(len(peaks)) if not i or again[i] < min(again[:i])]
+    stairs = [peaks[i] for i in best], [again[i] for i in best]
+    axes.step(*stairs, where="post", color=GREY, linewidth=0.8, zorder=1)
     for kind, (marker, color) in _KINDS.items():
         mine = [i for i, point in enumerate(plan.front) if _kind(point.policy) == kind]
         if mine:

@@ -147,7 +147,7 @@ def test_the_model_of_a_layer_agrees_with_the_traced_program():
 
 
 def test_names_that_save_nothing_are_not_considered():
-    subsets = {subset.names for subset in subsets_of(layers())}
+    subsets = {subset.names for subset in subsets_of(layers(), {"up", "sine", "down"})}
     assert subsets == {(), ("up",), ("sine",), ("up", "sine")}
 
 
@@ -166,11 +166,57 @@ class Fused(eqx.Module):
 
 def test_names_that_save_something_only_together_are_considered_together():
     stack = Stacked.init(hax.Axis("layers", N), Fused)(key=jr.key(0))
-    assert {subset.names for subset in subsets_of(layers(stack))} == {(), ("gate", "up")}
+    assert {subset.names for subset in subsets_of(layers(stack), {"gate", "up"})} == {
+        (),
+        ("gate", "up"),
+    }
+
+
+def test_names_are_found_in_calls_and_in_loops_over_batches():
+    def loss(stack, x):
+        return stack.fold(x).sum()
+
+    def over_batches(stack, xs):
+        return jax.lax.map(lambda x: loss(stack, x), xs).sum()
+
+    plain = plan(loss, make(), X, budget_bytes="1 GiB", argnums=0).front
+    for _ in range(2):  # the second time JAX knows the program
+        jitted = plan(jax.jit(loss), make(), X, budget_bytes="1 GiB", argnums=0).front
+        assert [p.policy for p in jitted] == [p.policy for p in plain]
+    xs = jax.ShapeDtypeStruct((3, *X.shape), X.dtype)
+    front = plan(over_batches, make(), xs, budget_bytes="1 GiB", argnums=0).front
+    assert any(point.policy.saved_names for point in front)
+
+
+class Nameless(eqx.Module):
+    """A product."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key):
+        self.weight = jr.normal(key, (WIDTH, WIDTH))
+
+    def __call__(self, x):
+        return x + jnp.tanh(x @ self.weight)
+
+
+def test_only_policies_that_every_stack_accepts_are_considered():
+    def f(stacks, x):
+        x = checkpoint_name(jnp.sin(x), "outside")
+        return stacks["b"].fold(stacks["a"].fold(x)).sum()
+
+    nameless = Stacked.init(hax.Axis("layers", 2), Nameless)(key=jr.key(0))
+    one = plan(f, {"a": make(), "b": make(n=3)}, X, budget_bytes="1 GiB", argnums=0).front
+    assert any(point.policy.saved_names for point in one)
+    assert all("outside" not in point.policy.saved_names for point in one)
+    two = plan(f, {"a": make(), "b": nameless}, X, budget_bytes="1 GiB", argnums=0).front
+    assert not any(point.policy.saved_names for point in two)  # they would be refused
 
 
 def test_blocks_in_a_python_loop_have_names_to_choose_from():
-    assert ("up", "sine") in {s.names for s in subsets_of(layers(make(BlockSeq, 2)))}
+    assert ("up", "sine") in {
+        s.names for s in subsets_of(layers(make(BlockSeq, 2)), {"up", "sine"})
+    }
 
 
 def offloads(point):
