@@ -111,7 +111,7 @@ class Search:
                 yield point
 
     def _allowed_subsets(self) -> list[Subset]:
-        """The subsets of names that the stacks accept, each of which must have one of them."""
+        """The subsets of names that the stacks accept."""
         plain = trace(self._call.with_remat("none"), self._argnums, "plan")
         layers = layers_of(plain)
         names = {name for layer in layers for name in layer.named}
@@ -120,8 +120,14 @@ class Search:
             policy = ScanCheckpointPolicy(save_block_internals=[*names, secrets.token_hex()])
             trace(self._call.with_remat(policy), self._argnums, "plan")
         names &= frozenset().union(*found)
-        subsets = subsets_of(layers, names)
-        return [s for s in subsets if not s.names or all(each & {*s.names} for each in found)]
+
+        def is_accepted(subset: Subset) -> bool:
+            mine = set(subset.names)
+            if self._match_names == "all":
+                return all(mine <= each for each in found)
+            return not mine or all(mine & each for each in found)
+
+        return [subset for subset in subsets_of(layers, names) if is_accepted(subset)]
 
     def _explore(self) -> list[Point]:
         """Traces subsets until all that seem to be on their front were."""
