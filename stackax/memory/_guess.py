@@ -28,7 +28,8 @@ class Guesses:
 
     def __init__(self, subsets: Sequence[Subset]) -> None:
         names = list(dict.fromkeys(name for subset in subsets for name in subset.names))
-        self._has = np.array([[name in subset.names for name in names] for subset in subsets])
+        has = [[name in subset.names for name in names] for subset in subsets]
+        self._has = np.array(has, bool)
         self._sizes = self._has.sum(axis=1)
         self._kept = np.array([sum(subset.bytes.values()) for subset in subsets], float)
         self._flops = np.array([subset.flops for subset in subsets])
