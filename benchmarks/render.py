@@ -112,12 +112,11 @@ def policies_table() -> str:
     """The newest result of policies.py, a row for each policy."""
     result = read_results()["policies"][-1]
     figures = result["figures"]
-    policies = [key.removeprefix("kept_bytes_") for key in figures if key.startswith("kept_bytes_")]
     rows = [
         "| `remat=` | kept, MiB | temp, MiB | passes | repeated | time |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for policy in policies:
+    for policy in policies_of(figures):
         kept, temp = (figures[f"{kind}_bytes_{policy}"] / 2**20 for kind in ("kept", "temp"))
         passes, share, seconds = (
             figures[f"{kind}_{policy}"]
@@ -128,6 +127,11 @@ def policies_table() -> str:
             f"| {seconds:.2f} |"
         )
     return "\n".join([*rows, "", f"Made by `{result['command']}`:", "", _about(result)])
+
+
+def policies_of(figures: Mapping[str, Any]) -> list[str]:
+    """The policies that figures of policies.py are about, in their order."""
+    return [key.removeprefix("kept_bytes_") for key in figures if key.startswith("kept_bytes_")]
 
 
 def tables() -> str:

@@ -3,7 +3,7 @@
 There are up to thousands of subsets of the names in a block, and a trace takes a part of a second.
 What a subset keeps and repeats is known of all (`_choices`); its working set is learned by tracing
 some, and guessed of the others from the nearest that was traced. Whatever then seems to be on the
-front is traced, until all that seems to be there was.
+front is traced, until all that seems to be there was; and, for a budget, what seems to be near it.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from ._peak import estimate_peak
 from ._program import Call, Program, trace
 
 # Estimates of two policies are off by some 2 % from each other, and guesses of them by more.
-NEAR = 1.02
+_NEAR = 1.02
 _PERHAPS_NEAR = 1.05
 
 
@@ -106,7 +106,7 @@ class Search:
                 entries.append(((subset.flops, 0, guess), subset))
         for _, entry in sorted(entries, key=lambda entry: entry[0]):
             point = self._keeping(entry) if isinstance(entry, Subset) else entry
-            if point.peak_bytes <= NEAR * budget:
+            if point.peak_bytes <= _NEAR * budget:
                 yield from self._partly_offloading(point, budget)
                 yield point
 
@@ -165,7 +165,7 @@ class Search:
         on_device = self._trace(self._policy(names))
         price = (on_device.peak_bytes - point.peak_bytes) / point.offloaded_bytes
         for moved, size in self._moves(names, point.offloaded_bytes):
-            if on_device.peak_bytes - price * size <= NEAR * budget:
+            if on_device.peak_bytes - price * size <= _NEAR * budget:
                 saved = tuple(name for name in names if name not in moved)
                 rest = tuple(name for name in names if name in moved)
                 part = self._trace(self._policy(saved, rest, _CARRIES in moved))
@@ -216,7 +216,7 @@ class Search:
         return self._traced[policy]
 
 
-_CARRIES = "the carries"  # beside names, which have no spaces
+_CARRIES = ""  # the name of no value
 _REPEATED = ("recomputed_flops", "forward_evaluations")
 
 
