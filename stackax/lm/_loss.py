@@ -94,11 +94,19 @@ def next_token_loss(
 
 
 def _shift(tokens: NamedArray) -> tuple[NamedArray, NamedArray]:
-    require_axes("tokens", tokens, POSITION)
+    check_tokens("tokens", tokens)
+    return tokens[POSITION, : tokens.axis_size(POSITION) - 1], tokens[POSITION, 1:]
+
+
+def check_tokens(name: str, tokens: NamedArray) -> None:
+    """Raises unless these are sequences of integers that have a next one; `name` is the caller's
+    for them."""
+    require_axes(name, tokens, POSITION)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers, not {tokens.dtype}")
     size = tokens.axis_size(POSITION)
     if size < 2:
-        raise ValueError(f"tokens has {size} position, but a next token needs at least 2")
-    return tokens[POSITION, : size - 1], tokens[POSITION, 1:]
+        raise ValueError(f"{name} has {size} position, but a next token needs at least 2")
 
 
 def _chunked(Pos: Axis, chunk: int | None) -> tuple[Axis, Axis]:

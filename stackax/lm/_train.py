@@ -12,7 +12,7 @@ from .._axes import BATCH, POSITION
 from ._config import TrainingConfig
 from ._corpus import Corpus
 from ._decoder import Decoder
-from ._loss import next_token_loss
+from ._loss import check_tokens, next_token_loss
 from ._state import TrainState, optimizer_of
 
 
@@ -87,6 +87,7 @@ def train_step(
         >>> int(state.step)
         1
     """
+    check_tokens("windows", windows)
     return _train_step((windows, training), state)
 
 

@@ -1,9 +1,11 @@
 """Sizes in bytes: of values, and as people write them."""
 
 import math
+import numbers
 import re
 from typing import Any
 
+_SIZE = re.compile(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -26,9 +28,9 @@ def parse_bytes(size: int | float | str) -> int:
         >>> parse_bytes("1.5 GiB"), parse_bytes("80GB")
         (1610612736, 80000000000)
     """
-    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+    if isinstance(size, bool) or not isinstance(size, (numbers.Real, str)):
         raise TypeError(f"a size is a number of bytes or a text such as '64MiB', not {size!r}")
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(size), re.IGNORECASE)
+    match = _SIZE.fullmatch(str(size))
     unit = match and {**_UNITS, **_BINARY_UNITS}.get(match[2].lower())
     try:
         value = float(match[1]) * unit if match and unit else 0.0

@@ -6,14 +6,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 from rich.console import RenderableType
 from rich.jupyter import JupyterMixin
 
+from .. import _jax
 from .._policy.policy import ScanCheckpointPolicy
 from ..plot import plot_front
-from ._bytes import parse_bytes, show_bytes
+from ._bytes import bytes_of, parse_bytes, show_bytes
 from ._measure import compiled_bytes
-from ._program import Argument, Call, as_call, as_step, compile_step
+from ._program import Call, as_call, as_step, compile_step
 from ._search import Point, Search
 from ._show import as_text, front_table
 
@@ -139,7 +141,7 @@ def plan(
             "plan has no policy to choose: no argument holds a stackax.Stacked or "
             "stackax.BlockSeq. Pass the stack as an argument, not in a closure"
         )
-    _check_budget(as_step(call, argnums, "plan").arguments, budget)
+    _check_budget(as_step(call, argnums, "plan").shapes, budget)
     return _choose(call, argnums, budget, Search(call, argnums, offload), verify)
 
 
@@ -232,8 +234,8 @@ def _reason(
     return reason
 
 
-def _check_budget(arguments: Sequence[Argument], budget: int) -> None:
-    needed = sum(argument.bytes for argument in arguments)
+def _check_budget(arguments: Sequence[Any], budget: int) -> None:
+    needed = sum(bytes_of(x) for x in arguments if not _jax.is_on_host(jax.typeof(x)))
     if budget < needed:
         raise ValueError(
             f"budget_bytes={budget} ({show_bytes(budget)}) is below the arguments alone, weights "

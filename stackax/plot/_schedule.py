@@ -1,10 +1,11 @@
 """When each layer runs, runs again and is differentiated, and what is kept meanwhile."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._loop.schedule import Program, compile_tree, revolve, schedule_for
 from .._policy.policy import RematSpec, ScanCheckpointPolicy, as_policy
+from .._sizes import check_size
 from ._figure import (
     BLUE,
     GREY,
@@ -27,7 +28,7 @@ _RUNS = ("runs", "runs again", "runs again in part")
 _FETCH_TIME = 1.0
 
 # Where in a layer's row, which is 1 high, something is drawn: its lower edge and its height.
-_CELL, _HALF_CELL, _LINE = (-0.24, 0.7), (-0.24, 0.35), (-0.46, 0.16)
+_CELL, _LOWER_HALF, _UPPER_HALF, _LINE = (-0.24, 0.7), (-0.24, 0.35), (0.11, 0.35), (-0.46, 0.16)
 # What: place, color, opacity, hatch. In the legend's order.
 _STYLES = {
     "runs": (_CELL, SKY, 1.0, None),
@@ -36,8 +37,8 @@ _STYLES = {
     "is differentiated": (_CELL, BLUE, 1.0, None),
     "carry kept": (_LINE, INK, 1.0, None),
     "carry on the host": (_LINE, ORANGE, 1.0, None),
-    "named values kept": (_HALF_CELL, BLUE, 0.3, None),
-    "named values on the host": (_HALF_CELL, ORANGE, 0.5, None),
+    "named values kept": (_LOWER_HALF, BLUE, 0.3, None),
+    "named values on the host": (_UPPER_HALF, ORANGE, 0.5, None),
     "all values kept": (_CELL, GREY, 0.5, None),
     "weights fetched ahead": (_CELL, "white", 1.0, "//////"),
 }
@@ -124,11 +125,13 @@ def plot_schedule(
         >>> [axes.get_title("right") for axes in figure.axes]
         ['9 carries, 2 runs a layer', '3 carries, 2.67 runs a layer']
     """
-    given = [policies] if isinstance(policies, (ScanCheckpointPolicy, bool, str)) else policies
+    if isinstance(policies, Iterable) and not isinstance(policies, str):
+        given = list(policies)
+    else:
+        given = [policies]
     if not given:
         raise ValueError("plot_schedule has no policy to draw: give one, such as 'full'")
-    if layers < 1:
-        raise ValueError(f"layers={layers} is too few: at least 1 is needed")
+    check_size("layers", layers)
     courses = [_course(policy, layers, stream) for policy in given]
     panel = _PANEL_INCHES + _ROW_INCHES * layers
     figure, panels = new_figure(_AROUND_INCHES + panel * len(courses), rows=len(courses))
@@ -226,7 +229,7 @@ def _kept(
         yield from _insides(work, "all values kept")
     if policy.saved_names:
         yield from _insides(work, "named values kept")
-    elif policy.offloaded_names:
+    if policy.offloaded_names:
         yield from _insides(work, "named values on the host")
 
 

@@ -74,6 +74,15 @@ def test_a_loop_of_steps_is_train_bitwise_and_leaves_its_windows_alone(straight,
     assert losses == straight[0]
 
 
+def test_windows_that_have_no_next_token_are_named():
+    state = TrainState.init(MODEL, TRAINING)
+    windows = training_windows(CORPUS, MODEL.seq_len, TRAINING, step=0)
+    with pytest.raises(TypeError, match="windows must be integers, not float32"):
+        train_step(state, windows.astype(float), TRAINING)
+    with pytest.raises(ValueError, match="windows has 1 position"):
+        train_step(state, windows["position", :1], TRAINING)
+
+
 def test_a_loaded_state_has_the_policy_that_was_asked_for(tmp_path, straight):
     save_state(tmp_path, straight[1], TRAINING)
     loaded, _ = load_state(tmp_path, gradient_checkpointing="full")

@@ -52,7 +52,14 @@ def test_too_few_rounds_are_refused():
         measure(product, X, rounds=0)
 
 
-SIZES = {"64MiB": 2**26, "1.5 GiB": 3 * 2**29, "80 GB": 80 * 10**9, "4096": 4096, "2k": 2000}
+SIZES = {
+    "64MiB": 2**26,
+    "1e+3": 1000,
+    "1.5 GiB": 3 * 2**29,
+    "80 GB": 80 * 10**9,
+    "4096": 4096,
+    "2k": 2000,
+}
 
 
 @pytest.mark.parametrize("text", SIZES)

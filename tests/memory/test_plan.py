@@ -256,6 +256,18 @@ def test_a_function_of_two_stacks_gets_one_policy_for_both():
     assert any(point.policy.saved_names for point in chosen.front)
 
 
+def test_arguments_on_the_host_do_not_count_against_the_budget():
+    x = jax.device_put(jnp.ones((X.shape[0], WIDTH)), jax.memory.Space.Host)
+
+    def loss(stack, x):
+        return stack.fold(jax.device_put(x, jax.memory.Space.Device)).sum()
+
+    with pytest.raises(ValueError, match="below the arguments alone"):
+        plan(loss, make(), X, budget_bytes=WEIGHT_BYTES + 1, argnums=0)
+    with platform_warnings_ignored():
+        assert not plan(loss, make(), x, budget_bytes=WEIGHT_BYTES + 1, argnums=0).fits
+
+
 def test_a_plan_can_be_written_as_json_and_used_as_it_is():
     chosen = plan(make(), X, budget_bytes="1 GiB")
     row = chosen.to_dict()["chosen"]
